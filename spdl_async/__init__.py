@@ -1,0 +1,62 @@
+"""Asyncio-native, thread-based data loading for machine learning.
+
+The layers point one way: errors, statistics ← spec ← _plan ← _runtime ← _run, _sync, pipeline ←
+builder ← this module. Collating, pictures, devices and the rest live in subpackages that use only
+what is named here. ``tests/test_layers.py`` enforces this.
+"""
+
+from __future__ import annotations
+
+from spdl_async._plan.field import on as on
+from spdl_async._run import PipelineRun as PipelineRun
+from spdl_async._runtime.cancelled import cancelled as cancelled
+from spdl_async._sync import SyncPipelineRun as SyncPipelineRun
+from spdl_async.builder import PipelineBuilder as PipelineBuilder
+from spdl_async.errors import BuildError as BuildError
+from spdl_async.errors import CollateError as CollateError
+from spdl_async.errors import DecodeError as DecodeError
+from spdl_async.errors import RunStateError as RunStateError
+from spdl_async.errors import ShutdownTimeout as ShutdownTimeout
+from spdl_async.errors import SpdlAsyncError as SpdlAsyncError
+from spdl_async.errors import TooManyFailures as TooManyFailures
+from spdl_async.errors import UnusedBuilderWarning as UnusedBuilderWarning
+from spdl_async.pipeline import Description as Description
+from spdl_async.pipeline import Pipeline as Pipeline
+from spdl_async.spec.aggregator import Aggregator as Aggregator
+from spdl_async.spec.markers import DROP as DROP
+from spdl_async.spec.markers import Drop as Drop
+from spdl_async.statistics import FailureRecord as FailureRecord
+from spdl_async.statistics import RunStatistics as RunStatistics
+from spdl_async.statistics import StageStatistics as StageStatistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DROP",
+    "Aggregator",
+    "BuildError",
+    "CollateError",
+    "DecodeError",
+    "Description",
+    "Drop",
+    "FailureRecord",
+    "Pipeline",
+    "PipelineBuilder",
+    "PipelineRun",
+    "RunStateError",
+    "RunStatistics",
+    "ShutdownTimeout",
+    "SpdlAsyncError",
+    "StageStatistics",
+    "SyncPipelineRun",
+    "TooManyFailures",
+    "UnusedBuilderWarning",
+    "cancelled",
+    "on",
+]
+
+# Public names show the path by which they are imported.
+for _name in __all__:
+    if hasattr(globals()[_name], "__module__") and _name != "DROP":
+        globals()[_name].__module__ = __name__
+del _name

@@ -1,0 +1,1 @@
+"""The main job as a command: train a small network on a folder of pictures."""

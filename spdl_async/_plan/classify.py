@@ -1,0 +1,152 @@
+"""What kind of op, source or aggregator a user's object is; the only place that inspects them."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from spdl_async._plan.steps import OpKind
+from spdl_async.errors import BuildError
+from spdl_async.spec.aggregator import Aggregator
+
+
+def classify_op(op: Any, where: str) -> tuple[OpKind, Callable[..., Any]]:
+    """Return an op's kind and what to call.
+
+    Raises:
+        BuildError: it can neither be called nor be indexed.
+    """
+    if callable(op):
+        return _kind_of_callable(op), op
+    if isinstance(op, (str, bytes, bytearray)):
+        raise BuildError(
+            f"{where}: the op is the {type(op).__name__} {op!r}; pass the function itself, not its name"
+        )
+    if hasattr(type(op), "__getitem__"):
+        return "sync", op.__getitem__
+    raise BuildError(
+        f"{where}: the op must be a function, a coroutine function, a generator function, a callable "
+        f"object or an object with __getitem__, not {type(op).__name__}"
+    )
+
+
+def _kind_of_callable(op: Any) -> OpKind:
+    target = op
+    while isinstance(target, functools.partial):
+        target = target.func
+    if isinstance(target, type):  # calling a class makes an instance, whatever its __call__ is
+        return "sync"
+    if not inspect.isroutine(target):
+        candidates: tuple[Any, ...] = (target, type(target).__call__)
+    else:
+        candidates = (target,)
+    for candidate in candidates:
+        if inspect.isasyncgenfunction(candidate):
+            return "async generator"
+        if inspect.iscoroutinefunction(candidate):
+            return "async"
+        if inspect.isgeneratorfunction(candidate):
+            return "generator"
+    return "sync"
+
+
+def check_arity(call: Callable[..., Any], arguments: int, where: str) -> None:
+    """Raise ``BuildError`` where the signature says that ``call`` does not take ``arguments``."""
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # builtins without a signature: the first call will tell
+        return
+    try:
+        signature.bind(*(None for _ in range(arguments)))
+    except TypeError as error:
+        wanted = "one argument, the item" if arguments == 1 else "no argument"
+        raise BuildError(
+            f"{where}: the op is called with {wanted}, but its signature is {signature} ({error}); "
+            f"bind the others with functools.partial or a lambda"
+        ) from None
+
+
+def is_single_use(source: Any) -> bool:
+    """Tell whether a source is an iterator, which has one pass only."""
+    return isinstance(source, (collections.abc.Iterator, collections.abc.AsyncIterator))
+
+
+def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
+    """Return a callable that opens a source, and whether it is read on the loop.
+
+    Raises:
+        BuildError: it is no source; the message says what would be.
+    """
+    if isinstance(source, (str, bytes, bytearray)):
+        raise BuildError(
+            f"add_source: the source is one {type(source).__name__}, which would be read character by "
+            f"character; for one item write [{source[:20]!r}…], for a file's lines open(path), for a "
+            f"folder Path(folder).iterdir()"
+        )
+    if isinstance(source, type):
+        raise BuildError(
+            f"add_source: the source is the class {source.__name__}; pass an instance, or "
+            f"lambda: {source.__name__}(…) for a fresh one each pass"
+        )
+    if hasattr(source, "__aiter__"):
+        return _same(source), True
+    if hasattr(source, "__iter__"):
+        return _same(source), False
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _same(source), False
+    if inspect.isawaitable(source):
+        raise BuildError(
+            "add_source: the source is a coroutine or another awaitable, which has one pass at most; "
+            "pass the async function itself, without calling it"
+        )
+    if callable(source):
+        check_arity(source, 0, "add_source")
+        on_loop = _kind_of_callable(source) in ("async", "async generator")
+        return source, on_loop
+    raise BuildError(
+        f"add_source: the source must be an iterable, an async iterable, a sequence with __len__ and "
+        f"__getitem__, or a callable without arguments that returns one, not {type(source).__name__}"
+    )
+
+
+def _same(source: Any) -> Callable[[], Any]:
+    return lambda: source
+
+
+def classify_aggregator(aggregator: Any) -> Callable[[], Any]:
+    """Return a callable that makes a fresh aggregator for a run.
+
+    Raises:
+        BuildError: it is neither an aggregator nor a factory of one.
+    """
+    if not isinstance(aggregator, type) and isinstance(aggregator, Aggregator):
+        return lambda: copy.deepcopy(aggregator)
+    if callable(aggregator):
+        check_arity(aggregator, 0, "aggregate")
+        return _checked(aggregator)
+    raise BuildError(
+        f"aggregate: pass a batch size, an Aggregator (an object with accumulate(item) and flush()) or "
+        f"a factory of one, not {type(aggregator).__name__}"
+    )
+
+
+def _checked(factory: Callable[[], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        made = factory()
+        if not isinstance(made, Aggregator):
+            raise TypeError(
+                f"aggregate: the factory returned a {type(made).__name__}, which has no "
+                f"accumulate(item) and flush()"
+            )
+        return made
+
+    return make
+
+
+def has_lifespan(op: Any) -> bool:
+    """Tell whether an op owns resources that may belong to a loop (it is an async context manager)."""
+    return hasattr(op, "__aenter__") and hasattr(op, "__aexit__")

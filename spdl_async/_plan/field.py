@@ -1,0 +1,113 @@
+"""``on``: an op on one field of an item."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from spdl_async._plan.classify import classify_op
+from spdl_async.errors import BuildError
+from spdl_async.spec.markers import DROP
+from spdl_async.spec.stages import op_name
+
+
+def on(key: Any, op: Any, /) -> Callable[[Any], Any]:
+    """Return an op that applies ``op`` to one field of a tuple, list, dict or dataclass.
+
+    The item is copied, not changed: a new one of the same type holds the op's result in place of
+    the field. Where ``op`` returns ``DROP`` the whole item is dropped.
+
+    Args:
+        key: index of a tuple's or list's element, key of a dict, name of a named tuple's or
+            dataclass's field.
+        op: sync or async function of the field, or an object to look it up in.
+
+    Raises:
+        BuildError: ``op`` is a generator function, or can neither be called nor be indexed.
+
+    >>> from spdl_async import PipelineBuilder, on
+    >>> samples = PipelineBuilder().add_source([("a", 1), ("b", 2)])
+    >>> list(samples.pipe(on(1, lambda x: x * 10)).build())
+    [('a', 10), ('b', 20)]
+    """
+    where = f"on({key!r}, {op_name(op)})"
+    kind, call = classify_op(op, where)
+    if kind == "async":
+        return AsyncOnField(key, op, call)
+    if kind == "sync":
+        return OnField(key, op, call)
+    raise BuildError(
+        f"{where}: a {kind} function makes several items of one; put it into pipe itself"
+    )
+
+
+class OnField:
+    """A sync op on one field; picklable where the op is."""
+
+    def __init__(self, key: Any, op: Any, call: Callable[[Any], Any]) -> None:
+        self.key = key
+        self.__wrapped_op__ = op
+        self._call = call
+        self.__name__ = op_name(op)
+
+    def __call__(self, item: Any, /) -> Any:
+        value = self._call(get(item, self.key))
+        if inspect.isawaitable(value):
+            return _put_awaited(item, self.key, value)
+        return value if value is DROP else put(item, self.key, value)
+
+
+class AsyncOnField:
+    """An async op on one field."""
+
+    def __init__(self, key: Any, op: Any, call: Callable[[Any], Awaitable[Any]]) -> None:
+        self.key = key
+        self.__wrapped_op__ = op
+        self._call = call
+        self.__name__ = op_name(op)
+
+    async def __call__(self, item: Any, /) -> Any:
+        value = await self._call(get(item, self.key))
+        return value if value is DROP else put(item, self.key, value)
+
+
+async def _put_awaited(item: Any, key: Any, value: Awaitable[Any]) -> Any:
+    result = await value
+    return result if result is DROP else put(item, key, result)
+
+
+def get(item: Any, key: Any) -> Any:
+    """Return one field of an item."""
+    if isinstance(key, str) and not isinstance(item, Mapping):
+        return getattr(item, key)
+    return item[key]
+
+
+def put(item: Any, key: Any, value: Any) -> Any:
+    """Return a copy of an item with another value in one field.
+
+    Raises:
+        TypeError: the item is of a type that has no such fields.
+    """
+    if isinstance(item, tuple):
+        if hasattr(item, "_replace"):
+            named: Any = item
+            name = key if isinstance(key, str) else named._fields[key]
+            return named._replace(**{name: value})
+        at = range(len(item))[key]
+        return type(item)((*item[:at], value, *item[at + 1 :]))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return dataclasses.replace(item, **{key: value})
+    if isinstance(item, (list, dict)) or (
+        isinstance(item, Mapping) and hasattr(item, "__setitem__")
+    ):
+        changed: Any = copy.copy(item)
+        changed[key] = value
+        return changed
+    raise TypeError(
+        f"on({key!r}, …): the item is a {type(item).__name__}; fields are those of tuples, lists, dicts "
+        f"and dataclasses"
+    )

@@ -1,0 +1,130 @@
+"""What a run is made of: the steps of a plan, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.stages import Scope
+
+OpKind = Literal["sync", "async", "generator", "async generator"]
+
+WINDOW_FACTOR = 3
+MAX_WINDOW = 256
+MAX_CHUNK = 256
+FLOW_FACTOR = 2
+MAX_FLOW = 64
+FLATTEN_CHUNK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpPlan:
+    """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own."""
+
+    name: str
+    kind: OpKind
+    call: Callable[..., Any]
+    policy: FailurePolicy
+    scope: Scope | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """Read items from a source.
+
+    Attributes:
+        op: name and policy.
+        open: returns the iterable, async iterable, or an awaitable of one, for each pass.
+        on_loop: ``open`` is cheap and what it returns is read on the loop.
+        single_use: the source is an iterator, which has one pass only.
+        source: what the user gave.
+    """
+
+    op: OpPlan
+    open: Callable[[], Any]
+    on_loop: bool
+    single_use: bool
+    source: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapPlan:
+    """Run fused sync ops in threads (or in a foreign executor), or one async op on the loop."""
+
+    ops: tuple[OpPlan, ...]
+    concurrency: int
+    ordered: bool
+    executor: Executor | None
+    on_loop: bool
+
+    @property
+    def bound(self) -> int:
+        """The largest number of items that the step holds."""
+        return max(WINDOW_FACTOR * self.concurrency, MAX_WINDOW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowPlan:
+    """Run a 1→n op: a generator function, or any op that returns an iterable (``expand``)."""
+
+    op: OpPlan
+    concurrency: int
+    ordered: bool
+    executor: Executor | None
+    on_loop: bool
+
+    @property
+    def window(self) -> int:
+        """The largest number of inputs that the step holds."""
+        return FLOW_FACTOR * self.concurrency
+
+    @property
+    def bound(self) -> int:
+        """The largest number of elements that the step holds: values, and inputs not started."""
+        return self.window * MAX_FLOW
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Gather lists of ``size``."""
+
+    name: str
+    size: int
+    drop_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatePlan:
+    """Run a user's aggregator; ``make`` returns a fresh one for each run."""
+
+    op: OpPlan
+    make: Callable[[], Any]
+    drop_last: bool
+    executor: Executor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlattenPlan:
+    """Emit the elements of lists and tuples."""
+
+    op: OpPlan
+
+
+StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that a run needs to know."""
+
+    source: SourcePlan
+    steps: tuple[StepPlan, ...]
+    sink_size: int
+    name: str
+    num_threads: int
+    seed: int
+    loop: Literal["caller", "own"]
+    loop_reason: str

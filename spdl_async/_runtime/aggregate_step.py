@@ -1,0 +1,240 @@
+"""A user's aggregator: its calls run in a thread, one at a time and in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from time import perf_counter as clock
+from typing import Any, Final
+
+from spdl_async._runtime.batch_step import batch_of
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host
+from spdl_async._runtime.thread_step import HoppingStep
+from spdl_async._runtime.ticket import Item, OpFailure
+from spdl_async.spec.markers import DROP
+from spdl_async.statistics import StageStatistics
+
+WINDOW: Final = 64
+# A reducer that emits nothing until the end must not keep a million tickets.
+MAX_MEMBERS: Final = 65_536
+
+# (the item, ``None`` for the flush; the outputs; what went wrong)
+Outcome = tuple[Item | None, list[Any], OpFailure | None]
+
+
+class AggregateHop(BaseHop):
+    """Feeds the aggregator with what is in the inbox; ``None`` there means flush."""
+
+    __slots__ = ("busy", "calls")
+
+    step: AggregateStep
+
+    def __init__(self, step: AggregateStep) -> None:
+        super().__init__(step)
+        self.busy = 0.0
+        self.calls = 0
+
+    def busy_now(self) -> float:
+        return self.busy
+
+    def drain(self) -> bool:
+        step = self.step
+        start = announced = now = clock()
+        while not step.halted:
+            try:
+                item = step.inbox.popleft()
+            except IndexError:
+                break
+            self.item = item
+            outcome = self.call(item)
+            before, now = now, clock()
+            self.busy += now - before
+            self.calls += 1
+            step.outcomes.append(outcome)
+            if now - before > SHARE_SECONDS or now - announced > SHARE_SECONDS:
+                announced = now
+                step.wake()
+            if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
+                step.wake()
+                return self.requeue()
+        return False
+
+    def call(self, item: Item | None) -> Outcome:
+        """Call the aggregator once."""
+        step = self.step
+        try:
+            if step.aggregator is None:
+                step.aggregator = step.make()
+            if item is None:
+                outputs = list(step.aggregator.flush() or ())
+            else:
+                value, item.value = item.value, None
+                outputs = list(step.aggregator.accumulate(value) or ())
+        except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, on the loop
+            failure = caught(error)
+            if step.judges[0].raises or not isinstance(failure.exception, Exception):
+                step.halted = True
+            return item, [], failure
+        return item, outputs, None
+
+
+class AggregateStep(HoppingStep):
+    """Gathers items by an :class:`~spdl_async.Aggregator`.
+
+    What comes out belongs to every item accepted since the last output.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        make: Callable[[], Any],
+        *,
+        drop_last: bool,
+        executor: Executor | None,
+        judge: Judge,
+        meter: Meter,
+    ) -> None:
+        super().__init__(
+            host,
+            source,
+            out,
+            concurrency=1,
+            executor=executor,
+            ordered=True,
+            pace=Pace(WINDOW, WINDOW),
+            judges=[judge],
+            meters=[meter],
+        )
+        self.make = make
+        self.aggregator: Any = None
+        self.drop_last = drop_last
+        self.outcomes: deque[Outcome] = deque()
+        self.members: list[Item] = []
+        self.last_members: list[Item] = []
+        self.flushed = drop_last  # with drop_last there is nothing to wait for at the end
+
+    def new_hop(self) -> AggregateHop:
+        return AggregateHop(self)
+
+    def begin(self, items: list[Item]) -> None:
+        self.held.clear()  # order needs no window here: calls are made one after the other
+        self.inbox.extend(items)
+        if not self.halted:
+            self.dispatch()
+
+    def finish_input(self) -> None:
+        if self.inp.failure is None and not self.flushed:
+            self.inbox.append(None)
+            self.dispatch()
+        else:
+            self.flushed = True
+
+    async def emit(self) -> None:
+        while True:
+            if self.outcomes and self.fatal is None:
+                await self.emit_outcome(*self.outcomes.popleft())
+            elif self.fatal is not None:
+                self.stop_starting()
+                self.out.close(self.fatal)
+                self.stop()
+                return
+            elif self.input_ended and self.flushed and not self.accepted:
+                self.drop_tail()
+                self.out.close(self.inp.failure or self.verdict_at_end())
+                return
+            else:
+                await self.signal.wait()
+
+    async def emit_outcome(
+        self, item: Item | None, values: list[Any], bad: OpFailure | None
+    ) -> None:
+        """Settle one call and hand on what came of it."""
+        judge, meter = self.judges[0], self.meters[0]
+        if bad is not None:
+            self.fail(item, bad)
+        else:
+            judge.count_calls(1)
+            if item is not None:
+                self.join(item)
+            kept = [value for value in values if value is not DROP]
+            if len(kept) < len(values):
+                meter.dropped += len(values) - len(kept)
+                self.host.saw_drop()
+            if kept:
+                await self.put_all(self.wrap(kept), meter)
+            if self.by_call:
+                self.fatal = judge.over_budget()
+        if item is None:
+            self.flushed = True
+        else:
+            self.gone(1)
+
+    def fail(self, item: Item | None, failure: OpFailure) -> None:
+        """Apply the policy: a failure of ``accumulate`` concerns its item, of ``flush`` the tail."""
+        judge, meter = self.judges[0], self.meters[0]
+        judge.count_calls(1)
+        meter.failed += 1
+        if item is None:
+            tail = batch_of(self.members, None)
+            self.drop_tail()
+            self.fatal = judge.verdict(tail, failure)
+        else:
+            self.fatal = judge.verdict(item, failure)
+            self.host.ledger.release(item)
+
+    def join(self, item: Item) -> None:
+        """Let an item belong to the next output."""
+        self.members.append(item)
+        if len(self.members) > MAX_MEMBERS:
+            half = MAX_MEMBERS // 2
+            for old in self.members[1:half]:
+                self.host.ledger.release(old)
+            del self.members[1:half]
+
+    def wrap(self, values: list[Any]) -> list[Item]:
+        """Make items of outputs; the first takes the members, the others share them."""
+        members = self.members
+        if members:
+            self.members = []
+            self.last_members = members
+        else:  # outputs of a flush that come after all items have left
+            members = self.last_members
+            for member in members:
+                self.host.ledger.adopt(member, 1)
+        items = [batch_of(members, values[0])]
+        for value in values[1:]:
+            for member in members:
+                self.host.ledger.adopt(member, 1)
+            items.append(batch_of(members, value))
+        return items
+
+    def drop_tail(self) -> None:
+        """Account for items that no output took along."""
+        for member in self.members:
+            self.host.ledger.release(member)
+        self.members = []
+
+    def collect_hop(self, hop: BaseHop) -> None:
+        if isinstance(hop, AggregateHop):
+            self.meters[0].busy += hop.busy
+            self.meters[0].calls += hop.calls
+            hop.busy = 0.0
+            hop.calls = 0
+            hop.future = None
+
+    def unreached_failures(self) -> None:
+        for item, _, failure in self.outcomes:
+            if failure is not None and item is not None:
+                self.judges[0].note(item, failure)
+        self.outcomes.clear()
+
+    def statistics(self) -> list[StageStatistics]:
+        return [self.meters[0].snapshot(sum(hop.busy_now() for hop in self.hops))]

@@ -1,0 +1,164 @@
+"""Built-in steps on the loop that gather items and take them apart: aggregate, disaggregate."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from spdl_async._plan.steps import FLATTEN_CHUNK
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.ticket import Item, OpFailure, Ticket
+from spdl_async.spec.markers import DROP
+
+MANY = 256
+
+
+def batch_of(members: list[Item], value: Any) -> Item:
+    """Return an item made of others, which keep their identity and lose their values."""
+    if not members:  # an aggregator may have something to say at the end of no data
+        return Item(value, Ticket(0, -1, None), (), ())
+    first = members[0]
+    return Item(value, first.ticket, first.path, tuple(members))
+
+
+class BatchStep(Step):
+    """Lists of ``size`` items, made on the loop."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        *,
+        size: int,
+        drop_last: bool,
+        meter: Meter,
+    ) -> None:
+        super().__init__(host, source, out)
+        self.size = size
+        self.drop_last = drop_last
+        self.meters = [meter]
+
+    def start(self) -> None:
+        self.launch(self.work(), "batches")
+
+    async def work(self) -> None:
+        """Fill batches until the input ends; a failure above leaves the open one unfinished."""
+        inp, out, size, meter = self.inp, self.out, self.size, self.meters[0]
+        open_batch: list[Item] = []
+        while True:
+            # As much as fills the batches that the next step has room for, at least one.
+            most = size * max(1, out.room()) - len(open_batch)
+            began = clock()
+            items = await inp.get_many(min(most, max(MANY, size - len(open_batch))))
+            meter.waiting_input += clock() - began
+            if not items:
+                break
+            meter.items_in += len(items)
+            open_batch.extend(items)
+            meter.queue = min(len(open_batch), size)
+            meter.peak = max(meter.peak, meter.queue)
+            if len(open_batch) >= size:
+                full = len(open_batch) // size * size
+                batches = [self.gather(open_batch[k : k + size]) for k in range(0, full, size)]
+                del open_batch[:full]
+                await self.put_all(batches, meter)
+                meter.queue = len(open_batch)
+        if open_batch and inp.failure is None:
+            if self.drop_last:
+                meter.dropped += len(open_batch)
+                for item in open_batch:
+                    self.host.ledger.release(item)
+            else:
+                await self.put_all([self.gather(open_batch)], meter)
+        out.close(inp.failure)
+
+    def gather(self, members: list[Item]) -> Item:
+        """Make one batch."""
+        values = [item.value for item in members]
+        for item in members:
+            item.value = None
+        return batch_of(members, values)
+
+
+class FlattenStep(Step):
+    """The elements of lists and tuples, taken apart on the loop."""
+
+    def __init__(
+        self, host: Host, source: Channel, out: Channel, *, judge: Judge, meter: Meter
+    ) -> None:
+        super().__init__(host, source, out)
+        self.judge = judge
+        self.meters = [meter]
+
+    def start(self) -> None:
+        self.launch(self.work(), "elements")
+
+    async def work(self) -> None:
+        """Take apart one item after the other, in pieces that do not hold up the loop."""
+        inp, out, meter = self.inp, self.out, self.meters[0]
+        while True:
+            began = clock()
+            items = await inp.get_many(FLATTEN_CHUNK)
+            meter.waiting_input += clock() - began
+            if not items:
+                break
+            meter.items_in += len(items)
+            for item in items:
+                error = await self.flatten(item)
+                if error is not None:
+                    self.host.cancel_above(self)
+                    out.close(error)
+                    return
+        out.close(inp.failure or self.judge.at_end())
+
+    async def flatten(self, item: Item) -> BaseException | None:
+        """Emit one item's elements; return what ends the run."""
+        value = item.value
+        meter = self.meters[0]
+        self.judge.count_calls(1)
+        if not isinstance(value, (list, tuple)):
+            meter.failed += 1
+            item.value = None
+            self.host.ledger.release(item)
+            return self.judge.verdict(item, OpFailure(*not_a_list(value)))
+        members = item.members
+        known = members is not None and len(members) == len(value)
+        meter.queue = len(value)
+        meter.peak = max(meter.peak, meter.queue)
+        for start in range(0, len(value), MANY):
+            part = value[start : start + MANY]
+            if known and members is not None:
+                children = list(members[start : start + MANY])
+                for child, element in zip(children, part, strict=True):
+                    child.value = element
+            else:
+                self.host.ledger.adopt(item, len(part))
+                children = [
+                    Item(element, item.ticket, (*item.path, start + k), members)
+                    for k, element in enumerate(part)
+                ]
+            kept = [child for child in children if child.value is not DROP]
+            for child in children:
+                if child.value is DROP:
+                    meter.dropped += 1
+                    self.host.saw_drop()
+                    self.host.ledger.release(child)
+            await self.put_all(kept, meter)
+            meter.queue = len(value) - start - len(part)
+            await asyncio.sleep(0)
+        if not known:
+            self.host.ledger.release(item)
+        return self.judge.over_budget()
+
+
+def not_a_list(value: Any) -> tuple[BaseException, str]:
+    """Return the error for an item that disaggregate cannot take apart, and its text."""
+    error = TypeError(
+        f"disaggregate: an item is a {type(value).__name__}, not a list or tuple; to take other "
+        f"iterables apart use expand(lambda x: x)"
+    )
+    return error, f"TypeError: {error}\n"

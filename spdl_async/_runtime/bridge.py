@@ -1,0 +1,273 @@
+"""The sink: a bounded hand-over from the engine's loop to whoever takes the results.
+
+The consumer may be a task on the same loop, a task on another loop, or an ordinary thread. Its
+buffer *is* the sink's. The engine may put while there is room; each result taken gives room back.
+Waiting is by condition on both sides: nothing polls.
+
+A result is taken by the consumer itself, when it runs, so a consumer that is cancelled while it
+waits loses nothing and keeps nothing from others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from time import perf_counter as clock
+from typing import Any
+
+from spdl_async._runtime.channel import Channel, Signal
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.ticket import Item
+from spdl_async.errors import RunStateError
+
+CLOSED_WHILE_WAITING = (
+    "the run was closed while this task waited for its next result: another task called aclose() "
+    "or left the `async with` block. Results are only to be had inside it."
+)
+
+
+class Empty(Exception):  # noqa: N818 -- a signal, as queue.Empty is
+    """Nothing is ready yet."""
+
+
+class Handover:
+    """The buffer between the engine and its consumer.
+
+    Attributes:
+        delivered: results taken.
+        waiting: seconds in which consumers waited.
+    """
+
+    def __init__(self, size: int, engine_loop: AbstractEventLoop | None) -> None:
+        self.size = size
+        self.buffer: deque[Item] = deque()
+        self.taken: deque[Item] = deque()
+        self.ended = False
+        self.closed = False
+        self.error: BaseException | None = None
+        self.trace: Any = None
+        self.delivered = 0
+        self.waiting = 0.0
+        self.peak = 0
+        self.engine_loop = engine_loop
+        self._engine_thread = 0
+        self._room_called = False
+        self._on_room: Any = None
+        self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
+        self._threads: deque[threading.Lock] = deque()
+
+    # The engine's side
+
+    def attach(self, loop: AbstractEventLoop, on_room: Any) -> None:
+        """Tell where the engine runs and what to call there when room appears."""
+        self.engine_loop = loop
+        self._engine_thread = threading.get_ident()
+        self._on_room = on_room
+
+    def room(self) -> int:
+        """Return how many results may be put."""
+        return self.size - len(self.buffer)
+
+    def put(self, items: list[Item]) -> None:
+        """Add results and wake as many waiting consumers."""
+        self.buffer.extend(items)
+        self.peak = max(self.peak, len(self.buffer))
+        for _ in items:
+            self._wake_one()
+
+    def finish(self, error: BaseException | None) -> None:
+        """End the results; the error is attached before anyone can see the end."""
+        if not self.ended:
+            self.error = error
+            self.trace = None if error is None else error.__traceback__
+            self.ended = True
+            self._wake_all()
+
+    def close(self) -> None:
+        """End for good: what waits is told, what is in the buffer is dropped."""
+        self.closed = True
+        self.buffer.clear()
+        self._wake_all()
+
+    def room_seen(self) -> None:
+        """Clear the coalescing flag, before the engine looks at the room."""
+        self._room_called = False
+
+    def _wake_one(self) -> None:
+        while self._threads:
+            try:
+                lock = self._threads.popleft()
+            except IndexError:
+                break
+            try:
+                lock.release()
+            except RuntimeError:  # it was woken already, by an end
+                continue
+            return
+        while self._tasks:
+            try:
+                loop, waiter = self._tasks.popleft()
+            except IndexError:
+                return
+            if self._wake_task(loop, waiter):
+                return
+
+    def _wake_task(self, loop: AbstractEventLoop, waiter: Future[None]) -> bool:
+        if waiter.done():
+            return False
+        if loop is self.engine_loop:
+            waiter.set_result(None)
+            return True
+        try:
+            loop.call_soon_threadsafe(self._resolve, waiter)
+        except RuntimeError:  # the consumer's loop is closed
+            return False
+        return True
+
+    def _resolve(self, waiter: Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+        elif waiter.cancelled():
+            self.pass_on()
+
+    def _wake_all(self) -> None:
+        while self._threads or self._tasks:
+            self._wake_one()
+
+    # The consumer's side
+
+    def take(self) -> Any:
+        """Return a result that is ready.
+
+        Raises:
+            Empty: none is, but more may come.
+            StopAsyncIteration: that was all.
+            RunStateError: the run is closed.
+        """
+        try:
+            item = self.buffer.popleft()
+        except IndexError:
+            pass
+        else:
+            value, item.value = item.value, None
+            self.taken.append(item)
+            self.delivered += 1
+            self._tell_room()
+            return value
+        if self.closed:
+            raise RunStateError(CLOSED_WHILE_WAITING)
+        if self.ended and not self.buffer:
+            if self.error is not None:
+                raise self.error.with_traceback(self.trace)
+            raise StopAsyncIteration
+        raise Empty
+
+    def _tell_room(self) -> None:
+        if self._room_called or self.engine_loop is None or self._on_room is None:
+            return
+        self._room_called = True
+        if threading.get_ident() == self._engine_thread:
+            self._on_room()
+            return
+        try:
+            self.engine_loop.call_soon_threadsafe(self._on_room)
+        except RuntimeError:  # the engine's loop is closed: it needs no room any more
+            pass
+
+    def pass_on(self) -> None:
+        """Let another consumer have the wake-up of one that gave up."""
+        if self.buffer or self.ended or self.closed:
+            self._wake_one()
+
+    async def next_async(self) -> Any:
+        """Wait for a result in a task; cancelling loses nothing."""
+        while True:
+            try:
+                return self.take()
+            except Empty:
+                pass
+            loop = asyncio.get_running_loop()
+            waiter: Future[None] = loop.create_future()
+            self._tasks.append((loop, waiter))
+            if self.buffer or self.ended or self.closed:  # it came in between
+                self._wake_one()
+            began = clock()
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self.pass_on()
+                raise
+            finally:
+                self.waiting += clock() - began
+
+    def next_sync(self) -> Any:
+        """Wait for a result in an ordinary thread."""
+        while True:
+            try:
+                return self.take()
+            except Empty:
+                pass
+            lock = threading.Lock()
+            lock.acquire()
+            self._threads.append(lock)
+            if self.buffer or self.ended or self.closed:
+                self._wake_one()
+            began = clock()
+            try:
+                lock.acquire()
+            except BaseException:  # KeyboardInterrupt
+                try:
+                    self._threads.remove(lock)
+                except ValueError:  # the wake-up had come
+                    self.pass_on()
+                raise
+            finally:
+                self.waiting += clock() - began
+
+
+class SinkStep(Step):
+    """Moves results from the last channel to the hand-over."""
+
+    def __init__(self, host: Host, source: Channel, out: Channel, handover: Handover) -> None:
+        super().__init__(host, source, out)
+        self.handover = handover
+        self.room = Signal(host.loop)
+        self.meters = [Meter("sink", "sink", 1)]
+        handover.attach(host.loop, self.on_room)
+
+    def start(self) -> None:
+        self.launch(self.work(), "output")
+
+    def on_room(self) -> None:
+        """Account for what was taken; there is room again."""
+        handover = self.handover
+        handover.room_seen()
+        taken = handover.taken
+        release = self.host.ledger.release
+        while taken:
+            release(taken.popleft())
+        self.room.set()
+
+    async def work(self) -> None:
+        """Fill the hand-over until the end."""
+        handover, inp, meter = self.handover, self.inp, self.meters[0]
+        while True:
+            room = handover.room()
+            if room <= 0:
+                began = clock()
+                await self.room.wait()
+                meter.waiting_room += clock() - began
+                continue
+            items = await inp.get_many(room)
+            if not items:
+                break
+            meter.items_in += len(items)
+            meter.items_out += len(items)
+            handover.put(items)
+            meter.queue = len(handover.buffer)
+            meter.peak = handover.peak
+        handover.finish(inp.failure or self.host.error_at_end())

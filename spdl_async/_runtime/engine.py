@@ -1,0 +1,256 @@
+"""The engine: wires steps to channels and runs them under one supervisor task.
+
+What it promises (if the code disagrees, the code is wrong):
+
+*Items.* Every source item reaches the consumer exactly once, unless a filter, ``DROP`` or an
+explicit skip policy dropped it, which is counted. With input order, results leave each stage in the
+order of its inputs. ``concurrency`` bounds the calls of a stage at every instant, also after a
+cancellation: a slot is free when its call has returned.
+
+*Bounds.* A stage accepts as many items as its window has room for, and what it has finished stays
+in its window until the next one takes it. Nothing else holds items, so the sum of the windows,
+the source's chunk, open batches and the sink bound what is in flight.
+
+*Failure.* A failure travels down the chain as the reason of a channel's close, behind the items
+that came before it. So the consumer first gets exactly what preceded the failed item, then the same
+exception object. The steps above are stopped the moment the failure is known. The sink closes
+after the error is attached.
+
+*Stopping.* A stop is a state, not an item: every step is told, its tasks are cancelled, its threads
+start no further call. The supervisor ends when all tasks have ended and all calls in threads have
+returned. The consumer is not the supervisor's parent, so a failing stage never cancels the
+consumer. A cancellation of the supervisor (only the end of the loop does that) is a stop request;
+it ends the waiting for threads at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import traceback
+from asyncio import AbstractEventLoop, Task
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from time import perf_counter as clock
+from typing import Any
+
+from spdl_async._plan.steps import Plan
+from spdl_async._runtime.bridge import Handover, SinkStep
+from spdl_async._runtime.channel import Channel, Signal
+from spdl_async._runtime.failures import FailureLog, Judges
+from spdl_async._runtime.live import registry
+from spdl_async._runtime.pool import ThreadPool
+from spdl_async._runtime.source_step import SourceStep
+from spdl_async._runtime.step import Step
+from spdl_async._runtime.ticket import Ledger, where_is
+from spdl_async._runtime.wire import make_source, make_step
+from spdl_async.statistics import FailureRecord, RunStatistics
+
+logger = logging.getLogger("spdl_async")
+
+
+class Engine:
+    """One pass of a pipeline."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        handover: Handover,
+        *,
+        loop: AbstractEventLoop,
+        context: Context,
+        epoch: int,
+        on_drop: Callable[[], None],
+    ) -> None:
+        self.plan = plan
+        self.handover = handover
+        self.loop = loop
+        self.context = context
+        self.epoch = epoch
+        self.saw_drop = on_drop
+        self.pool = ThreadPool(plan.num_threads, f"spdl_async-{plan.name}")
+        self.ledger = Ledger()
+        self.log = FailureLog()
+        self.judges = Judges(self.log)
+        self.steps: list[Step] = []
+        self.tasks: set[Task[None]] = set()
+        self.changed = Signal(loop)
+        self.stopping = False
+        self.let_go = False
+        self.loop_thread: threading.Thread | None = None
+        self.started = clock()
+        self.finished: float | None = None
+
+    # Running
+
+    def wire(self) -> None:
+        """Make the steps, on the engine's loop."""
+        plan = self.plan
+        edge = Channel(self.loop)
+        self.steps.append(make_source(self, plan, edge))
+        for step_plan in plan.steps:
+            below = Channel(self.loop)
+            self.steps.append(make_step(step_plan, self, edge, below))
+            edge = below
+        self.steps.append(SinkStep(self, edge, Channel(self.loop), self.handover))
+
+    async def supervise(self) -> None:
+        """Run the pass to its end; the only parent of every task of the run."""
+        registry.add(self)
+        torn_down = False
+        try:
+            if not self.stopping:
+                self.wire()
+                for step in self.steps:
+                    step.start()
+            torn_down = await self.until_tasks_end()
+            if not torn_down:
+                torn_down = await self.until_quiet()
+        except Exception as error:  # noqa: BLE001 -- an error of ours; the consumer must hear of it
+            self.crashed(error)
+        finally:
+            self.end()
+        if torn_down:
+            raise asyncio.CancelledError
+
+    async def until_tasks_end(self) -> bool:
+        """Wait for the tasks; return whether the loop is being torn down."""
+        torn_down = False
+        while self.tasks:
+            try:
+                await self.changed.wait()
+            except asyncio.CancelledError:
+                if torn_down:
+                    return True
+                torn_down = True
+                self.request_stop()
+        return torn_down
+
+    async def until_quiet(self) -> bool:
+        """Wait for calls in threads and for the threads themselves."""
+        try:
+            while not all(step.quiet for step in self.steps):
+                await self.changed.wait()
+            self.pool.shutdown(wait=False)
+            for count, thread in enumerate(self.pool.threads):
+                thread.join()  # idle, so this takes microseconds
+                if count % 16 == 15:
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    def end(self) -> None:
+        """Settle what is left; the last thing that the supervisor does."""
+        self.pool.shutdown(wait=False)
+        for step in self.steps:
+            step.unreached_failures()
+        if not self.handover.ended:
+            self.handover.close()
+        self.finished = clock()
+        if all(step.quiet for step in self.steps):
+            registry.discard(self)
+        else:
+            self.let_go = True
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        """Start a task of the run; the supervisor waits for it."""
+        task = self.loop.create_task(work, name=name, context=self.context.copy())
+        self.tasks.add(task)
+        task.add_done_callback(self.task_ended)
+        return task
+
+    def task_ended(self, task: Task[None]) -> None:
+        """Take note of a task's end; an exception that it let out is an error of ours."""
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.crashed(error)
+        self.changed.set()
+
+    def cancel_above(self, step: Step) -> None:
+        for above in self.steps:
+            if above is step:
+                return
+            if not above.cancelled:
+                above.stop()
+
+    def became_quiet(self) -> None:
+        self.changed.set()
+
+    def error_at_end(self) -> BaseException | None:
+        return self.judges.at_end()
+
+    def crashed(self, error: BaseException) -> None:
+        """Deliver an error of the library itself; from any thread."""
+        error.add_note("spdl_async: this is an error of the library itself; please report it")
+        self.handover.finish(error)
+        self.post_stop()
+
+    # Stopping
+
+    def request_stop(self) -> None:
+        """Stop every step, on the loop."""
+        if not self.stopping:
+            self.stopping = True
+            for step in self.steps:
+                step.stop()
+        self.changed.set()
+
+    def post_stop(self) -> None:
+        """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
+        try:
+            self.loop.call_soon_threadsafe(self.request_stop)
+        except RuntimeError:  # the loop is closed: only threads are left, and they look at flags
+            for step in self.steps:
+                step.halted = step.cancelled = True
+                if isinstance(step, SourceStep):
+                    step.puller.cancelled = True
+                    step.puller.gate.put(None)
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the threads of the run that have not ended."""
+        pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
+        threads = [self.loop_thread, *pullers, *self.pool.threads]
+        return [thread for thread in threads if thread is not None and thread.is_alive()]
+
+    # Looking
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The failures so far, at most the first thousand."""
+        return tuple(self.log.records)
+
+    def statistics(self) -> RunStatistics:
+        """Return a snapshot, from any thread."""
+        end = clock() if self.finished is None else self.finished
+        return RunStatistics(
+            name=self.plan.name,
+            epoch=self.epoch,
+            elapsed=end - self.started,
+            stages=tuple(shot for step in self.steps[:-1] for shot in step.statistics()),
+            delivered=self.handover.delivered,
+            consumer_waiting=self.handover.waiting,
+            in_flight=self.ledger.opened - self.ledger.closed,
+            peak_in_flight=self.ledger.peak,
+            failures=self.log.total,
+            threads=self.plan.num_threads,
+        )
+
+    def report(self) -> str:
+        """Say what still runs: stage, item, and the stack of the thread or task."""
+        frames = sys._current_frames()
+        parts = []
+        for step in self.steps:
+            for stage, ident, item in step.running():
+                on = "" if item is None else f" on {where_is(item)}"
+                frame = frames.get(ident)
+                stack = "" if frame is None else "".join(traceback.format_stack(frame))
+                parts.append(f"stage {stage!r}{on} still runs:\n{stack}")
+        for task in list(self.tasks):
+            stack = "".join(
+                line for frame in task.get_stack() for line in traceback.format_stack(frame)[-1:]
+            )
+            parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
+        return "\n".join(parts) or "nothing of it runs any more"

@@ -1,0 +1,229 @@
+"""Failure policies at work: what ends a run, what is skipped and counted, and what is written down.
+
+Everything here runs on the run's loop (or, inline, in the calling thread), in the order in which
+items leave a stage. With input order that is the order of the items, so budgets are deterministic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from spdl_async._plan.steps import OpPlan
+from spdl_async._runtime.ticket import Item, OpFailure, describe_source, where_is
+from spdl_async.errors import TooManyFailures
+from spdl_async.spec.policy import FailurePolicy
+from spdl_async.statistics import FailureRecord
+
+MAX_RECORDS = 1_000
+FRACTION_FROM_CALL = 100
+
+# Raised by user code these would be taken for the end of an iterator or for a cancellation
+# (PEP 479 makes the same choice for generators).
+_PROTOCOL_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
+
+
+def caught(error: BaseException, value: Any = ...) -> OpFailure:
+    """Return ``error`` as a failure, formatted where it was caught: in the op's own thread."""
+    if isinstance(error, _PROTOCOL_ERRORS):
+        wrapper = RuntimeError(f"user code raised {type(error).__name__}")
+        wrapper.__cause__ = error
+        try:
+            raise wrapper
+        except RuntimeError as raised:
+            error = raised
+    text = "".join(traceback.format_exception(error))
+    return OpFailure(error, text, value is None)
+
+
+class Budget:
+    """How many failures one policy still allows; shared by the stages of a build without their own."""
+
+    __slots__ = ("calls", "failures", "limit", "records", "what")
+
+    def __init__(self, policy: FailurePolicy, what: str) -> None:
+        self.limit = policy.max_failures
+        self.what = what
+        self.calls = 0
+        self.failures = 0
+        self.records: list[FailureRecord] = []
+
+    def spent(self, at_end: bool = False) -> bool:
+        """Tell whether more has failed than is allowed."""
+        if self.limit is None:
+            return False
+        if isinstance(self.limit, Fraction):
+            looked_at = self.calls >= FRACTION_FROM_CALL or (at_end and self.calls > 0)
+            return looked_at and self.failures > self.limit * self.calls
+        return self.failures > self.limit
+
+    def error(self) -> TooManyFailures:
+        """Return the exception for a spent budget."""
+        of_calls = f" of {self.calls} calls" if isinstance(self.limit, Fraction) else ""
+        last = self.records[-1]
+        return TooManyFailures(
+            f"{self.what}: {self.failures} failures{of_calls}, max_failures={self.limit!r} allows "
+            f"fewer; the last one: {last.summary()}",
+            self.records,
+        )
+
+
+class FailureLog:
+    """The failures of one run: the first thousand written out, all of them counted."""
+
+    def __init__(self) -> None:
+        self.records: list[FailureRecord] = []
+        self.total = 0
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, stage: str, item: Item | None, failure: OpFailure) -> FailureRecord:
+        """Write a failure down."""
+        error = failure.exception
+        where = _innermost(error)
+        record = FailureRecord(
+            stage=stage,
+            index=-1 if item is None else item.ticket.index,
+            path=() if item is None else item.path,
+            source="" if item is None else describe_source(item.ticket.source),
+            error=type(error).__qualname__,
+            message=_message(error),
+            where=where,
+            traceback=failure.text,
+        )
+        self.total += 1
+        self.counts[stage, record.error, where] += 1
+        if len(self.records) < MAX_RECORDS:
+            self.records.append(record)
+        return record
+
+
+class Judge:
+    """Applies one op's policy to the items that it failed on."""
+
+    __slots__ = ("budget", "failed", "first", "log", "name", "policy", "settled", "shared")
+
+    def __init__(self, op: OpPlan, budget: Budget, shared: bool, log: FailureLog) -> None:
+        self.name = op.name
+        self.policy = op.policy
+        self.budget = budget
+        self.shared = shared
+        self.log = log
+        self.settled = 0
+        self.failed = 0
+        self.first: OpFailure | None = None
+
+    @property
+    def raises(self) -> bool:
+        """Whether the first failure ends the run."""
+        return self.policy.action == "raise"
+
+    def count_calls(self, calls: int) -> None:
+        """Count calls whose outcome has left the stage."""
+        self.settled += calls
+        self.budget.calls += calls
+
+    def note(self, item: Item, failure: OpFailure) -> FailureRecord:
+        """Name stage and item on the exception, and write the failure down."""
+        annotate(failure.exception, self.name, item, failure.input_was_none)
+        return self.log.add(self.name, item, failure)
+
+    def verdict(self, item: Item, failure: OpFailure) -> BaseException | None:
+        """Record a failure; return what ends the run, ``None`` where the item is skipped."""
+        error = failure.exception
+        record = self.note(item, failure)
+        self.failed += 1
+        if self.first is None:
+            self.first = failure
+        if self.raises or not isinstance(error, Exception):
+            return error
+        budget = self.budget
+        budget.failures += 1
+        if budget.limit is not None and len(budget.records) < MAX_RECORDS:
+            budget.records.append(record)
+        return self.over_budget()
+
+    def over_budget(self) -> BaseException | None:
+        """Return the error of a spent budget."""
+        return self.budget.error() if self.budget.spent() else None
+
+    def at_end(self) -> BaseException | None:
+        """Return what is wrong with the stage as a whole, after its last item."""
+        if self.first is not None and self.failed == self.settled:
+            error = TooManyFailures(
+                f"stage {self.name!r}: every one of its {self.settled} calls failed; the first "
+                f"one: {_message(self.first.exception)}",
+                [r for r in self.log.records if r.stage == self.name],
+            )
+            error.__cause__ = self.first.exception
+            return error
+        if not self.shared and self.budget.spent(at_end=True):
+            return self.budget.error()
+        return None
+
+
+class Judges:
+    """Makes the judges of a run, with one budget for each policy scope."""
+
+    def __init__(self, log: FailureLog) -> None:
+        self.log = log
+        self._shared: dict[int, Budget] = {}
+
+    def of(self, op: OpPlan) -> Judge:
+        """Return a judge for one op."""
+        if op.scope is None:
+            return Judge(op, Budget(op.policy, f"stage {op.name!r}"), False, self.log)
+        budget = self._shared.get(id(op.scope))
+        if budget is None:
+            budget = self._shared[id(op.scope)] = Budget(op.policy, "this build's stages together")
+        return Judge(op, budget, True, self.log)
+
+    def at_end(self) -> BaseException | None:
+        """Return the error of a shared budget that is spent at the end of the pass."""
+        for budget in self._shared.values():
+            if budget.spent(at_end=True):
+                return budget.error()
+        return None
+
+
+def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool = False) -> None:
+    """Add the note that names the stage and the item, once."""
+    note = f"spdl_async: raised in stage {stage!r} on {where_is(item)}"
+    if input_was_none:
+        note += "\nspdl_async: its input was None, which the stage above (or the source) returned"
+    _note_once(error, note)
+
+
+def _note_once(error: BaseException, note: str) -> None:
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 -- a user's __str__ may fail; the type still tells something
+        return f"<{type(error).__name__} whose str() fails>"
+
+
+def _innermost(error: BaseException) -> str:
+    cause = error.__cause__
+    if error.__traceback__ is not None and type(error) is RuntimeError and cause is not None:
+        error = cause if cause.__traceback__ is not None else error
+    place = ""
+    step = error.__traceback__
+    while step is not None:
+        place = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+        step = step.tb_next
+    return place
+
+
+def report(counts: Counter[tuple[str, str, str]]) -> Sequence[str]:
+    """Return one line for each kind of failure and the place where it was raised."""
+    return [
+        f"{number} × {error} in stage {stage!r} at {where}"
+        for (stage, error, where), number in counts.most_common()
+    ]

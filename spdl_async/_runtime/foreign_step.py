@@ -1,0 +1,193 @@
+"""Stages on a given executor that is no thread pool, such as a ``ProcessPoolExecutor``.
+
+Nothing of the runtime travels: one submit is a module-level function with the ops and one value.
+The worker sends back how it ended; exceptions keep their type, and the text of the worker's
+traceback comes along as a note.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from spdl_async._plan.results import is_plain
+from spdl_async._plan.steps import WINDOW_FACTOR
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
+from spdl_async.spec.markers import DROP
+
+Outcome = tuple[str, int, Any, str, float]
+
+
+def work(calls: tuple[Callable[[Any], Any], ...], value: Any) -> Outcome:
+    """Run ops on a value in a worker; return (how it ended, op index, value or error, text, s)."""
+    began = clock()
+    plain: set[type] = set()
+    at = 0
+    try:
+        for at, call in enumerate(calls):
+            value = call(value)
+            if value is DROP:
+                return "dropped", at, None, "", clock() - began
+            if not is_plain(value, plain):
+                close = getattr(value, "close", None)
+                if close is not None:
+                    close()
+                raise TypeError(
+                    "an op on a foreign executor returned an awaitable, which cannot leave the "
+                    "worker; make it an async def op, which stays on the loop"
+                )
+    except (KeyboardInterrupt, SystemExit) as error:
+        return "failed", at, portable(error), traceback.format_exc(), clock() - began
+    except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, in the parent
+        return "failed", at, portable(error), traceback.format_exc(), clock() - began
+    return "done", at, value, "", clock() - began
+
+
+class Portable:
+    """An exception taken apart, for types that pickle cannot rebuild by calling them."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error)
+        self.args = error.args
+        self.state = dict(error.__dict__)
+
+    def rebuild(self) -> BaseException:
+        """Make the exception again without running its ``__init__``."""
+        error = self.kind.__new__(self.kind, *self.args)
+        error.args = self.args
+        error.__dict__.update(self.state)
+        return error
+
+
+def portable(error: BaseException) -> Any:
+    """Return ``error`` in a form that survives pickling, keeping its type wherever possible."""
+    for form in (error, Portable(error)):
+        try:
+            pickle.loads(pickle.dumps(form))
+        except Exception:  # noqa: BLE001 -- any failure means: try the next form
+            continue
+        return form
+    return RuntimeError(f"{type(error).__qualname__}: {error} (its type cannot be pickled)")
+
+
+class ForeignStep(WindowedStep):
+    """1→1 sync ops on an executor whose workers share no memory with us."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        calls: list[Callable[[Any], Any]],
+        *,
+        executor: Executor,
+        concurrency: int,
+        ordered: bool,
+        judges: list[Judge],
+        meters: list[Meter],
+    ) -> None:
+        super().__init__(
+            host,
+            source,
+            out,
+            ordered=ordered,
+            pace=Pace(WINDOW_FACTOR * concurrency, WINDOW_FACTOR * concurrency),
+            judges=judges,
+            meters=meters,
+        )
+        self.calls = tuple(calls)
+        self.executor = executor
+        self.concurrency = concurrency
+        self.inbox: deque[Item] = deque()
+        self.futures: dict[Future[Outcome], Item] = {}
+
+    @property
+    def quiet(self) -> bool:
+        return not self.futures
+
+    def begin(self, items: list[Item]) -> None:
+        self.inbox.extend(items)
+        self.pump()
+
+    def pump(self) -> None:
+        """Submit as many items as may run at once."""
+        while self.inbox and len(self.futures) < self.concurrency and not self.halted:
+            item = self.inbox.popleft()
+            try:
+                future = self.executor.submit(work, self.calls, item.value)
+            except Exception as error:  # noqa: BLE001 -- a dead or closed executor fails the item
+                self.fail(item, 0, error, "")
+                self.signal.set()
+            else:
+                item.value = None
+                self.futures[future] = item
+                future.add_done_callback(self.on_future)
+
+    def on_future(self, future: Future[Outcome]) -> None:
+        """Pass a future's end on to the loop; called in a thread of the executor."""
+        try:
+            self.host.loop.call_soon_threadsafe(self.take, future)
+        except RuntimeError:  # the loop is closed: nobody waits for the result any more
+            pass
+
+    def take(self, future: Future[Outcome]) -> None:
+        """Take the outcome of one submit."""
+        item = self.futures.pop(future)
+        if future.cancelled():
+            self.fail(item, 0, RuntimeError("the executor cancelled the stage's work"), "")
+        elif (error := future.exception()) is not None:
+            self.fail(item, 0, error, "")
+        else:
+            self.settle_outcome(item, future.result())
+        if self.quiet:
+            self.host.became_quiet()
+        self.pump()
+        self.signal.set()
+
+    def settle_outcome(self, item: Item, outcome: Outcome) -> None:
+        """Note in the item how its call ended."""
+        how, at, value, text, seconds = outcome
+        # The worker times a fused group as a whole: its last op's stage gets the seconds.
+        self.meters[at].busy += seconds
+        if how == "done":
+            item.value = value
+            item.state = DONE
+        elif how == "dropped":
+            item.at = at
+            item.state = DROPPED
+        else:
+            error = value.rebuild() if isinstance(value, Portable) else value
+            self.fail(item, at, error, text)
+            return
+        if not self.ordered:
+            self.done.append(item)
+
+    def fail(self, item: Item, at: int, error: BaseException, text: str) -> None:
+        """Mark an item as failed."""
+        if text:
+            error.add_note(f"spdl_async: traceback in the worker:\n{text}")
+        item.at = at
+        item.value = failure = caught(error)
+        item.state = FAILED
+        if not self.ordered:
+            self.done.append(item)
+        if self.judges[at].raises or not isinstance(failure.exception, Exception):
+            self.stop_starting()
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        return [(self.meters[0].name, 0, item) for item in self.futures.values()]
+
+    def stop(self) -> None:
+        super().stop()
+        self.inbox.clear()
+        for future in list(self.futures):
+            future.cancel()

@@ -1,0 +1,338 @@
+"""The 1→n stages: generators and ``expand``, streaming.
+
+Values flow before a generator ends. Each flow may hold a bounded number of values that the next
+step has not taken; then a sync generator is *parked*: it keeps its slot, not its thread, and a
+later hop resumes it. With input order only the head's values leave; the others produce ahead, up
+to their bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from asyncio import Future, Task
+from collections import deque
+from collections.abc import AsyncIterable, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.flow import Flow, FlowHop, iterate
+from spdl_async._runtime.hop import BaseHop
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host
+from spdl_async._runtime.thread_step import HoppingStep, _asked_to_stop
+from spdl_async._runtime.ticket import Item
+from spdl_async.statistics import StageStatistics
+
+FIRST_LIMIT = 16
+SLICE_SECONDS = 0.001
+
+
+class ThreadFlowStep(HoppingStep):
+    """A 1→n op whose iterators run in threads; async ones that it returns run on the loop."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        call: Callable[[Any], Any],
+        *,
+        is_generator: bool,
+        starts_on_loop: bool,
+        concurrency: int,
+        executor: Executor | None,
+        ordered: bool,
+        window: int,
+        max_flow: int,
+        judge: Judge,
+        meter: Meter,
+    ) -> None:
+        super().__init__(
+            host,
+            source,
+            out,
+            concurrency=concurrency,
+            executor=executor,
+            ordered=ordered,
+            pace=Pace(window, window),
+            judges=[judge],
+            meters=[meter],
+        )
+        self.call = call
+        self.is_generator = is_generator
+        self.starts_on_loop = starts_on_loop
+        self.max_flow = max_flow
+        self.flow_limit = min(FIRST_LIMIT, max_flow)
+        self.plain: set[type] = set()
+        self.flows: deque[Flow] = deque()
+        self.news: deque[Flow] = deque()
+        self.to_loop: deque[tuple[Flow, Any]] = deque()
+        self.newly_parked: deque[Flow] = deque()
+        self.loop_flows: dict[Flow, Future[None]] = {}
+        self.slots: dict[Flow, FlowHop] = {}
+
+    def new_hop(self) -> FlowHop:
+        return FlowHop(self)
+
+    def begin(self, items: list[Item]) -> None:
+        for item in items:
+            flow = Flow(item)
+            self.flows.append(flow)
+            self.inbox.append(flow)
+        self.held.clear()
+        if not self.halted:
+            self.dispatch()
+
+    def submit(self, hop: BaseHop) -> bool:
+        if self.starts_on_loop and isinstance(hop, FlowHop) and hop.flow is None:
+            return self.start_on_loop(hop)
+        return super().submit(hop)
+
+    def start_on_loop(self, hop: FlowHop) -> bool:
+        """Give a slot to the next flow of an async op."""
+        if not self.inbox:
+            self.idle.append(hop)
+            return False
+        flow = self.inbox.popleft()
+        flow.hop = hop
+        self.drive_on_loop(flow, None)
+        return True
+
+    # What threads call
+
+    def news_of(self, flow: Flow) -> None:
+        """Tell the loop that a flow has values or has ended."""
+        if not flow.listed:
+            flow.listed = True
+            self.news.append(flow)
+        if not self.woken:
+            self.wake()
+
+    def park(self, flow: Flow, hop: FlowHop) -> None:
+        """Take a flow off its thread until there is room for its values."""
+        hop.item = None
+        hop.thread = 0
+        flow.hop = hop
+        self.newly_parked.append(flow)
+        self.news_of(flow)
+
+    # On the loop
+
+    def on_wake(self) -> None:
+        while self.newly_parked:
+            flow = self.newly_parked.popleft()
+            flow.parked = True
+            self.resume(flow)
+        super().on_wake()
+        while self.to_loop:
+            self.drive_on_loop(*self.to_loop.popleft())
+
+    def resume(self, flow: Flow) -> None:
+        """Let a parked flow go on when it has room again, or is to be closed."""
+        if flow.parked and (self.cancelled or not flow.full(max(1, self.flow_limit // 2))):
+            flow.parked = False
+            hop, flow.hop = flow.hop, None
+            assert hop is not None
+            hop.flow = flow
+            if not self.submit(hop):
+                hop.flow = None
+
+    async def emit(self) -> None:
+        while True:
+            flow = self.next_flow()
+            if flow is not None:
+                await self.emit_flow(flow)
+            elif self.fatal is not None:
+                self.stop_starting()
+                self.out.close(self.fatal)
+                self.stop()
+                return
+            elif self.input_ended and not self.flows:
+                self.out.close(self.inp.failure or self.verdict_at_end())
+                return
+            else:
+                await self.signal.wait()
+
+    def next_flow(self) -> Flow | None:
+        """Return a flow that has values to emit or has ended."""
+        if self.fatal is not None:
+            return None
+        if not self.ordered:
+            return self.news.popleft() if self.news else None
+        self.news.clear()
+        head = self.flows[0] if self.flows else None
+        if head is not None:
+            head.listed = False
+            if head.children or head.ended:
+                return head
+        return None
+
+    async def emit_flow(self, flow: Flow) -> None:
+        """Hand on a flow's values, and settle it when it has ended."""
+        flow.listed = False
+        ended = flow.ended  # read before the values: what comes between is seen next time
+        children = flow.children
+        values = [children.popleft() for _ in range(len(children))]
+        if values:
+            self.host.ledger.adopt(flow.item, len(values))
+            await self.push_values(flow, values)
+        if ended and not flow.children:
+            self.settle_flow(flow)
+        else:
+            self.adapt(flow)
+            self.resume(flow)
+            wake = self.loop_flows.get(flow)
+            if wake is not None and not wake.done() and not flow.full(self.flow_limit):
+                wake.set_result(None)
+
+    async def push_values(self, flow: Flow, values: list[Item]) -> None:
+        """Hand values on as room appears."""
+        out = self.out
+        meter = self.meters[0]
+        sent = out.put_nowait(values)
+        flow.sent += sent
+        while sent < len(values):
+            began = clock()
+            await out.wait_room()
+            meter.waiting_room += clock() - began
+            more = out.put_nowait(values, sent)
+            sent += more
+            flow.sent += more
+        meter.items_out += len(values)
+
+    def settle_flow(self, flow: Flow) -> None:
+        """Account for a flow that has ended and whose values are all handed on."""
+        judge, meter = self.judges[0], self.meters[0]
+        self.flows.remove(flow)
+        if flow.dropped:
+            meter.dropped += flow.dropped
+            self.host.saw_drop()
+        judge.count_calls(1)
+        if flow.failure is not None:
+            meter.failed += 1
+            self.fatal = judge.verdict(flow.item, flow.failure)
+        elif self.by_call:
+            self.fatal = judge.over_budget()
+        self.gone(1)
+        self.host.ledger.release(flow.item)
+
+    def adapt(self, flow: Flow) -> None:
+        """Let flows of fast values hold more of them."""
+        if flow.parked and flow.sent >= self.flow_limit:
+            self.flow_limit = min(self.max_flow, self.flow_limit * 2)
+
+    def collect_hop(self, hop: BaseHop) -> None:
+        if isinstance(hop, FlowHop):
+            self.meters[0].busy += hop.busy
+            self.meters[0].calls += hop.calls
+            hop.busy = 0.0
+            hop.calls = 0
+            hop.future = None
+
+    # Flows on the loop
+
+    def drive_on_loop(self, flow: Flow, value: Any) -> None:
+        """Run a flow in a task: an async op, or what a sync op returned for the loop."""
+        if self.cancelled:
+            dispose(value)
+            flow.end()
+            assert flow.hop is not None
+            self.ended.append(flow.hop)
+            self.wake()
+            return
+        task = self.launch(self.produce(flow, value), "flow")
+        hop, flow.hop = flow.hop, None
+        assert hop is not None
+        self.slots[flow] = hop
+
+        def ended(task: Task[None]) -> None:
+            self.tasks.remove(task)
+            self.loop_flows.pop(flow, None)
+            if task.cancelled():
+                dispose(value)
+                flow.end()
+            if self.slots.pop(flow, None) is not None:  # else a thread goes on with the flow
+                self.ended.append(hop)
+                self.wake()
+
+        task.add_done_callback(ended)
+
+    async def produce(self, flow: Flow, value: Any) -> None:
+        """Drive one flow on the loop."""
+        began = clock()
+        failure = None
+        try:
+            if self.starts_on_loop:
+                value = self.call(flow.item.value)
+            if inspect.isawaitable(value):
+                value = await value
+            if not isinstance(value, AsyncIterable):
+                self.to_thread(flow, value)
+                return
+            await self.iterate(flow, value)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+                raise
+            failure = caught(error, flow.item.value)
+        self.meters[0].busy += clock() - began
+        self.meters[0].calls += 1
+        flow.end(failure)
+        if failure is not None and (
+            self.judges[0].raises or not isinstance(failure.exception, Exception)
+        ):
+            self.halted = True
+        self.news_of(flow)
+
+    def to_thread(self, flow: Flow, value: Any) -> None:
+        """Let a thread go on with a sync iterable that was awaited; it keeps the slot."""
+        flow.iterator = iterate(value)
+        hop = self.slots.pop(flow)
+        hop.flow = flow
+        if not super().submit(hop):
+            hop.flow = None
+
+    async def iterate(self, flow: Flow, values: AsyncIterable[Any]) -> None:
+        """Take values from an async iterator; it is closed in this task."""
+        iterator = aiter(values)
+        resumed = clock()
+        try:
+            async for value in iterator:
+                flow.add(value)
+                self.news_of(flow)
+                while flow.full(self.flow_limit):
+                    wake = self.loop_flows[flow] = self.host.loop.create_future()
+                    await wake
+                    resumed = clock()
+                if clock() - resumed > SLICE_SECONDS:
+                    await asyncio.sleep(0)
+                    resumed = clock()
+        finally:
+            closing = getattr(iterator, "aclose", None)
+            if closing is not None:
+                await closing()
+
+    def stop(self) -> None:
+        super().stop()
+        for flow in self.flows:
+            self.resume(flow)
+
+    def unreached_failures(self) -> None:
+        for flow in self.flows:
+            if flow.failure is not None:
+                self.judges[0].note(flow.item, flow.failure)
+        self.flows.clear()
+
+    def statistics(self) -> list[StageStatistics]:
+        busy = sum(hop.busy_now() for hop in self.hops)
+        return [self.meters[0].snapshot(busy)]
+
+
+def dispose(value: Any) -> None:
+    """Close a coroutine or an async generator that was never started, so that it does not warn."""
+    closing = getattr(value, "close", None)
+    if closing is not None:
+        closing()

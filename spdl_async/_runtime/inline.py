@@ -1,0 +1,426 @@
+"""``run_sync(inline=True)``: the whole pass in the calling thread, one item at a time.
+
+A chain of generators, one for each step, pulled by the consumer. Nothing runs ahead, so a
+breakpoint or a traceback shows the op with the consumer right above it. Policies, counts and
+results are those of the engine; concurrency, executors and completion order have no meaning here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterable, Awaitable, Generator, Iterator
+from time import perf_counter as clock
+from typing import Any, Protocol
+
+from spdl_async._plan.results import is_plain
+from spdl_async._plan.steps import (
+    AggregatePlan,
+    BatchPlan,
+    FlowPlan,
+    MapPlan,
+    OpPlan,
+    Plan,
+    StepPlan,
+)
+from spdl_async._runtime import flow
+from spdl_async._runtime.batch_step import batch_of, not_a_list
+from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.source_step import FAILURES_IN_A_ROW, iterate
+from spdl_async._runtime.ticket import Item, OpFailure, Ticket, kept_source
+from spdl_async.errors import RunStateError
+from spdl_async.spec.markers import DROP
+from spdl_async.statistics import FailureRecord, RunStatistics
+
+Items = Generator[Item, None, None]
+Stage = tuple[OpPlan, Meter, Judge]
+
+
+class Facts(Protocol):
+    """What a pass tells its pipeline."""
+
+    def saw_drop(self) -> None:
+        """Note that an op has returned DROP."""
+
+
+class InlinePass:
+    """One pass, run by whoever asks for its results."""
+
+    def __init__(self, plan: Plan, facts: Facts, epoch: int) -> None:
+        self.plan = plan
+        self.facts = facts
+        self.epoch = epoch
+        self.log = FailureLog()
+        self.judges = Judges(self.log)
+        self.meters: list[Meter] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.started = clock()
+        self.finished: float | None = None
+        self.delivered = 0
+        self.working = 0.0
+        self.over = False
+        self.error: BaseException | None = None
+        self.chain: list[Items] = [self.read(self.stage(plan.source.op, "source"))]
+        for step in plan.steps:
+            self.chain.append(self.step(step, self.chain[-1]))
+
+    # The face
+
+    def next(self) -> object:
+        """Return the next result; ``StopIteration`` after the last."""
+        if self.error is not None:
+            raise self.error
+        began = clock()
+        try:
+            item = next(self.chain[-1])
+        except StopIteration:
+            if not self.over:
+                self.over = True
+                self.error = self.judges.at_end()
+                if self.error is not None:
+                    raise self.error from None
+            raise
+        except BaseException as error:
+            self.over = True
+            self.error = error
+            raise
+        finally:
+            self.working += clock() - began
+        self.delivered += 1
+        return item.value
+
+    def close(self) -> None:
+        """Close the generators of the chain, those of user code included, and the loop."""
+        for part in reversed(self.chain):
+            part.close()
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+        if self.finished is None:
+            self.finished = clock()
+
+    def stop(self) -> None:
+        """Do nothing: a pass that nobody asks for results does not run."""
+
+    def wait_ended_sync(self, timeout: float) -> None:
+        """Return at once: nothing runs beside the caller."""
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """The failures so far."""
+        return tuple(self.log.records)
+
+    def statistics(self) -> RunStatistics:
+        """Return a snapshot."""
+        end = clock() if self.finished is None else self.finished
+        return RunStatistics(
+            name=self.plan.name,
+            epoch=self.epoch,
+            elapsed=end - self.started,
+            stages=tuple(meter.snapshot() for meter in self.meters),
+            delivered=self.delivered,
+            consumer_waiting=self.working,
+            in_flight=0,
+            peak_in_flight=1,
+            failures=self.log.total,
+            threads=0,
+        )
+
+    # Calls
+
+    def stage(self, op: OpPlan, kind: str) -> Stage:
+        """Make a stage's meter and judge."""
+        meter = Meter(op.name, kind, 1)
+        self.meters.append(meter)
+        return op, meter, self.judges.of(op)
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """Run an awaitable on a loop of our own in this thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            close = getattr(awaitable, "close", None)
+            if close is not None:
+                close()
+            raise RunStateError(
+                "run_sync(inline=True) runs async ops in the calling thread, where a loop is running "
+                "already; use it from ordinary code, or pipeline.run() here"
+            )
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+        return self.loop.run_until_complete(_awaited(awaitable))
+
+    def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
+        """Apply a policy to a failure; raise what ends the run."""
+        meter.failed += 1
+        error = judge.verdict(item, failure)
+        if error is not None:
+            raise error
+
+    def dropped(self, meter: Meter) -> None:
+        """Count a dropped item."""
+        meter.dropped += 1
+        self.facts.saw_drop()
+
+    def finish(self, judge: Judge) -> None:
+        """Raise what is wrong with a stage as a whole."""
+        error = judge.at_end()
+        if error is not None:
+            raise error
+
+    # Steps
+
+    def read(self, stage: Stage) -> Items:
+        """Read the source."""
+        _, meter, judge = stage
+        iterator = self.open(judge)
+        in_a_row, first, index = 0, None, 0
+        try:
+            while True:
+                began = clock()
+                try:
+                    value = next(iterator)
+                except StopIteration:
+                    break
+                except BaseException as error:  # noqa: BLE001 -- the policy decides
+                    failure = caught(error)
+                    item = Item(None, Ticket(self.epoch, index, None))
+                    index += 1
+                    judge.count_calls(1)
+                    self.settle(judge, meter, item, failure)
+                    in_a_row, first = in_a_row + 1, first or failure.exception
+                    if in_a_row >= FAILURES_IN_A_ROW:
+                        raise first from None
+                    continue
+                in_a_row, first = 0, None
+                meter.busy += clock() - began
+                judge.count_calls(1)
+                if error_or_none := judge.over_budget():
+                    raise error_or_none
+                meter.items_in += 1
+                meter.items_out += 1
+                item = Item(value, Ticket(self.epoch, index, kept_source(value)))
+                index += 1
+                yield item
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None and isinstance(iterator, Generator):
+                close()
+        if first is not None:
+            raise first
+        self.finish(judge)
+
+    def open(self, judge: Judge) -> Iterator[Any]:
+        """Open the source."""
+        try:
+            source = self.plan.source.open()
+            if inspect.isawaitable(source):
+                source = self.wait_for(source)
+            if isinstance(source, AsyncIterable):
+                return self.drive(source)
+            return iterate(source)
+        except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
+            failure = caught(error)
+            judge.note(Item(None, Ticket(self.epoch, 0, None)), failure)
+            raise failure.exception from failure.exception.__cause__
+
+    def drive(self, values: AsyncIterable[Any]) -> Generator[Any, None, None]:
+        """Iterate an async iterable in this thread."""
+        iterator = aiter(values)
+        try:
+            while True:
+                try:
+                    value = self.wait_for(anext(iterator))
+                except StopAsyncIteration:
+                    return
+                yield value
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                self.wait_for(close())
+
+    def step(self, plan: StepPlan, above: Items) -> Items:
+        """Return the generator of a step."""
+        if isinstance(plan, MapPlan):
+            kind = "async" if plan.on_loop else "thread"
+            return self.maps([self.stage(op, kind) for op in plan.ops], above)
+        if isinstance(plan, FlowPlan):
+            return self.flows(self.stage(plan.op, "async" if plan.on_loop else "generator"), above)
+        if isinstance(plan, BatchPlan):
+            meter = Meter(plan.name, "batch", 1)
+            self.meters.append(meter)
+            return self.batches(plan, meter, above)
+        if isinstance(plan, AggregatePlan):
+            return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
+        return self.elements(self.stage(plan.op, "flatten"), above)
+
+    def maps(self, stages: list[Stage], above: Items) -> Items:
+        """Run 1→1 ops."""
+        plain: set[type] = set()
+        for item in above:
+            if all(self.call(stage, item, plain) for stage in stages):
+                yield item
+        for _, _, judge in stages:
+            self.finish(judge)
+
+    def call(self, stage: Stage, item: Item, plain: set[type]) -> bool:
+        """Run one op on an item; ``False`` where the item is dropped or skipped."""
+        op, meter, judge = stage
+        argument = item.value
+        meter.items_in += 1
+        began = clock()
+        failure = None
+        try:
+            value = op.call(argument)
+            if type(value) not in plain and not is_plain(value, plain) and value is not DROP:
+                value = self.wait_for(value)
+        except RunStateError:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- the policy decides
+            failure = caught(error, argument)
+        meter.busy += clock() - began
+        judge.count_calls(1)
+        if failure is not None:
+            self.settle(judge, meter, item, failure)
+            return False
+        if error_or_none := judge.over_budget():
+            raise error_or_none
+        if value is DROP:
+            self.dropped(meter)
+            return False
+        meter.items_out += 1
+        item.value = value
+        return True
+
+    def flows(self, stage: Stage, above: Items) -> Items:
+        """Run a 1→n op."""
+        op, meter, judge = stage
+        for item in above:
+            meter.items_in += 1
+            values: Iterator[Any] | None = None
+            ordinal = 0
+            failure = None
+            try:
+                while True:
+                    began = clock()
+                    try:
+                        if values is None:
+                            values = self.values_of(op, item.value)
+                        value = next(values)
+                    except StopIteration:
+                        break
+                    except BaseException as error:  # noqa: BLE001 -- the policy decides
+                        failure = caught(error, item.value)
+                        break
+                    finally:
+                        meter.busy += clock() - began
+                    if value is DROP:
+                        self.dropped(meter)
+                    else:
+                        meter.items_out += 1
+                        yield Item(value, item.ticket, (*item.path, ordinal), item.members)
+                    ordinal += 1
+            finally:
+                flow.close(values)
+            judge.count_calls(1)
+            if failure is not None:
+                self.settle(judge, meter, item, failure)
+        self.finish(judge)
+
+    def values_of(self, op: OpPlan, value: Any) -> Iterator[Any]:
+        """Return an iterator over what a 1→n op makes of a value."""
+        made = op.call(value)
+        if op.kind == "generator":
+            return iter(made)
+        if inspect.isawaitable(made):
+            made = self.wait_for(made)
+        return self.drive(made) if isinstance(made, AsyncIterable) else flow.iterate(made)
+
+    def batches(self, plan: BatchPlan, meter: Meter, above: Items) -> Items:
+        """Make lists."""
+        held: list[Item] = []
+        for item in above:
+            meter.items_in += 1
+            held.append(item)
+            if len(held) == plan.size:
+                meter.items_out += 1
+                yield batch_of(held, [member.value for member in held])
+                held = []
+        if held and plan.drop_last:
+            meter.dropped += len(held)
+        elif held:
+            meter.items_out += 1
+            yield batch_of(held, [member.value for member in held])
+
+    def aggregates(self, plan: AggregatePlan, stage: Stage, above: Items) -> Items:
+        """Run a user's aggregator."""
+        _, meter, judge = stage
+        aggregator = None
+        members: list[Item] = []
+        for item in self.with_end(above, plan.drop_last):
+            outputs: list[Any] = []
+            failure = None
+            began = clock()
+            try:
+                if aggregator is None:
+                    aggregator = plan.make()
+                if item is None:
+                    outputs = list(aggregator.flush() or ())
+                else:
+                    meter.items_in += 1
+                    outputs = list(aggregator.accumulate(item.value) or ())
+            except BaseException as error:  # noqa: BLE001 -- the policy decides
+                failure = caught(error)
+            meter.busy += clock() - began
+            judge.count_calls(1)
+            if failure is not None:
+                self.settle(judge, meter, item or batch_of(members, None), failure)
+                continue
+            if item is not None:
+                members.append(item)
+            for value in outputs:
+                if value is DROP:
+                    self.dropped(meter)
+                    continue
+                meter.items_out += 1
+                yield batch_of(members, value)
+            if outputs:
+                members = []
+        self.finish(judge)
+
+    def with_end(self, above: Items, drop_last: bool) -> Iterator[Item | None]:
+        """Yield the items, then ``None`` where the aggregator is to be flushed."""
+        yield from above
+        if not drop_last:
+            yield None
+
+    def elements(self, stage: Stage, above: Items) -> Items:
+        """Take lists and tuples apart."""
+        _, meter, judge = stage
+        for item in above:
+            meter.items_in += 1
+            judge.count_calls(1)
+            value = item.value
+            if not isinstance(value, (list, tuple)):
+                self.settle(judge, meter, item, OpFailure(*not_a_list(value)))
+                continue
+            for ordinal, element in enumerate(value):
+                if element is DROP:
+                    self.dropped(meter)
+                    continue
+                meter.items_out += 1
+                if item.members is not None and len(item.members) == len(value):
+                    child = item.members[ordinal]
+                    child.value = element
+                else:
+                    child = Item(element, item.ticket, (*item.path, ordinal), item.members)
+                yield child
+        self.finish(judge)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -1,0 +1,144 @@
+"""The async stages: a fixed number of workers on the loop, not a task per item."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from spdl_async._plan.steps import WINDOW_FACTOR
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
+from spdl_async.spec.markers import DROP
+
+SLICE_SECONDS = 0.001  # a worker whose op never waits lets others run after this long
+SAMPLE = 16
+FAST_SECONDS = 0.0002
+
+
+class LoopStep(WindowedStep):
+    """One 1→1 coroutine function, run by ``concurrency`` workers."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        call: Callable[[Any], Awaitable[Any]],
+        *,
+        concurrency: int,
+        ordered: bool,
+        ceiling: int,
+        judge: Judge,
+        meter: Meter,
+    ) -> None:
+        super().__init__(
+            host,
+            source,
+            out,
+            ordered=ordered,
+            pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
+            judges=[judge],
+            meters=[meter],
+        )
+        self.call = call
+        self.concurrency = concurrency
+        self.inbox: deque[Item] = deque()
+        self.sleepers: deque[Future[None]] = deque()
+        self.seen_calls = 0
+        self.seen_busy = 0.0
+        self.workers = 0
+
+    def begin(self, items: list[Item]) -> None:
+        self.inbox.extend(items)
+        # Workers are started when there is work for one more.
+        wanted = len(items)
+        while wanted > 0 and self.sleepers:
+            sleeper = self.sleepers.popleft()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                wanted -= 1
+        while wanted > 0 and self.workers < self.concurrency:
+            self.launch(self.serve(), f"worker {self.workers}")
+            self.workers += 1
+            wanted -= 1
+
+    def finish_input(self) -> None:
+        for sleeper in self.sleepers:
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    async def serve(self) -> None:
+        """Take items from the inbox until the input has ended."""
+        inbox = self.inbox
+        while not self.halted:
+            if not inbox:
+                self.adapt()
+                if self.input_ended:
+                    return
+                sleeper = self.host.loop.create_future()
+                self.sleepers.append(sleeper)
+                await sleeper
+                continue
+            await self.work_through(inbox)
+
+    async def work_through(self, inbox: deque[Item]) -> None:
+        """Work until the inbox is empty or a failure ends the run."""
+        meter = self.meters[0]
+        call = self.call
+        now = resumed = clock()
+        while inbox and not self.halted:
+            item = inbox.popleft()
+            value = item.value
+            try:
+                value = await call(value)
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+                    raise
+                self.fail(item, caught(error, value))
+            else:
+                if value is DROP:
+                    item.state = DROPPED
+                else:
+                    item.value = value
+                    item.state = DONE
+            end = clock()
+            meter.busy += end - now
+            meter.calls += 1
+            now = end
+            if not self.ordered:
+                self.done.append(item)
+            self.signal.set()
+            if now - resumed > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                now = resumed = clock()
+
+    def fail(self, item: Item, failure: Any) -> None:
+        """Mark an item as failed; a failure that ends the run stops what comes after it."""
+        item.value = failure
+        item.state = FAILED
+        ends = self.judges[0].raises or not isinstance(failure.exception, Exception)
+        if ends and not self.halted:
+            self.stop_starting()
+
+    def adapt(self) -> None:
+        """Fit the window to the time that calls take, when a worker has run dry."""
+        meter = self.meters[0]
+        new = meter.calls - self.seen_calls
+        if new < SAMPLE:
+            return
+        average = (meter.busy - self.seen_busy) / new
+        self.seen_calls, self.seen_busy = meter.calls, meter.busy
+        if self.pace.look(meter.items_out, average < FAST_SECONDS):
+            self.room.set()
+
+
+def _asked_to_stop() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,55 @@
+"""Counters of a stage: plain numbers, written by one thread each, read by anyone."""
+
+from __future__ import annotations
+
+from time import perf_counter as clock
+
+from spdl_async.statistics import StageStatistics
+
+
+class Meter:
+    """What one stage did.
+
+    ``busy``, ``calls`` and the other numbers are written on the loop only; hops keep their own
+    numbers in their thread and hand them over when they end.
+    """
+
+    __slots__ = (
+        "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out", "kind", "name",
+        "peak", "queue", "waiting_input", "waiting_room",
+    )  # fmt: skip
+
+    def __init__(self, name: str, kind: str, concurrency: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.concurrency = concurrency
+        self.items_in = 0
+        self.items_out = 0
+        self.dropped = 0
+        self.failed = 0
+        self.calls = 0
+        self.busy = 0.0
+        self.waiting_input = 0.0
+        self.waiting_room = 0.0
+        self.queue = 0
+        self.peak = 0
+
+    def snapshot(self, busy: float = 0.0) -> StageStatistics:
+        """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
+        return StageStatistics(
+            name=self.name,
+            kind=self.kind,
+            concurrency=self.concurrency,
+            items_in=self.items_in,
+            items_out=self.items_out,
+            dropped=self.dropped,
+            failed=self.failed,
+            busy=self.busy + busy,
+            waiting_input=self.waiting_input,
+            waiting_room=self.waiting_room,
+            queue=self.queue,
+            peak_queue=self.peak,
+        )
+
+
+__all__ = ["Meter", "clock"]

@@ -1,0 +1,96 @@
+"""Our thread pool: first in, first out, daemon threads, and a count of the jobs that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ThreadPool(Executor):
+    """A ``concurrent.futures.Executor`` whose threads never hold up the end of the interpreter.
+
+    Threads are started when a job finds none idle, up to ``max_workers``. :attr:`waiting` tells
+    whoever holds a thread that others wait for one, so that it can go to the end of the line.
+    """
+
+    def __init__(self, max_workers: int, name: str = "spdl_async") -> None:
+        self._max_workers = max_workers
+        self._name = name
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self.waiting = 0
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Queue a job that handles its own errors.
+
+        Raises:
+            RuntimeError: the pool is shut down.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the thread pool is shut down")
+            self.waiting += 1
+            if self.waiting > self._idle and len(self.threads) < self._max_workers:
+                self._start_thread()
+        self._jobs.put(job)
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Queue a call and return its future, as any executor does."""
+        future: Future[R] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 -- it belongs to the future
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.put(job)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the threads end after the jobs that are queued; ``wait`` joins them."""
+        del cancel_futures  # a queued job always runs: hops must give their slots back
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self.threads:
+                    self._jobs.put(None)
+        if wait:
+            for thread in self.threads:
+                thread.join()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(
+            target=self._work, name=f"{self._name}-{len(self.threads)}", daemon=True
+        )
+        self.threads.append(thread)
+        self._idle += 1
+        thread.start()
+
+    def _work(self) -> None:
+        job: Any
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            with self._lock:
+                self._idle -= 1
+                self.waiting -= 1
+            job()
+            # An idle thread must not keep the last job's items alive.
+            job = None
+            with self._lock:
+                self._idle += 1

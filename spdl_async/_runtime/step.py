@@ -1,0 +1,309 @@
+"""What all steps share: tasks, a way to stop, and the window of the 1→1 steps.
+
+A step reads from the channel above it and writes to the one below. Its tasks belong to the
+engine's task group. :meth:`Step.stop` cancels at once; calls that already run in threads go on
+until they return, and :attr:`Step.quiet` tells when the last of them did.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Task
+from collections import deque
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any, Protocol
+
+from spdl_async._runtime.channel import Channel, Signal
+from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pool import ThreadPool
+from spdl_async._runtime.ticket import (
+    DONE,
+    DROPPED,
+    FAILED,
+    PENDING,
+    Item,
+    Ledger,
+    OpFailure,
+)
+from spdl_async.statistics import StageStatistics
+
+
+class Host(Protocol):
+    """What a step may ask of its engine."""
+
+    loop: AbstractEventLoop
+    context: Context
+    pool: ThreadPool
+    ledger: Ledger
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        """Start a task in the engine's group."""
+
+    def cancel_above(self, step: Step) -> None:
+        """Stop every step above ``step``."""
+
+    def became_quiet(self) -> None:
+        """Hear that a step's last call in a thread has returned."""
+
+    def crashed(self, error: BaseException) -> None:
+        """Hear of an error that is ours, from any thread."""
+
+    def error_at_end(self) -> BaseException | None:
+        """Return what is wrong with the pass as a whole, after its last item."""
+
+    def saw_drop(self) -> None:
+        """Hear that an op returned DROP."""
+
+
+class Step:
+    """One step of a run, on the engine's loop."""
+
+    def __init__(self, host: Host, source: Channel | None, out: Channel) -> None:
+        self.host = host
+        self.source = source
+        self.out = out
+        self.meters: list[Meter] = []
+        self.halted = False  # no call is started any more
+        self.cancelled = False  # and the results of those that run are not wanted
+        self.tasks: list[Task[None]] = []
+
+    @property
+    def inp(self) -> Channel:
+        """The channel above."""
+        if self.source is None:
+            raise AssertionError("a source has no channel above it")
+        return self.source
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no user code of this step runs in a thread."""
+        return True
+
+    def start(self) -> None:
+        """Start the step's tasks."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Cancel at once: no call is started any more, tasks are cancelled."""
+        self.halted = True
+        self.cancelled = True
+        for task in self.tasks:
+            task.cancel()
+
+    def unreached_failures(self) -> None:
+        """Write down failures that nobody came to, because the run ended before."""
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        """Return (stage, thread ident, item) of the calls that run in threads now."""
+        return []
+
+    def statistics(self) -> list[StageStatistics]:
+        """Return a snapshot for each stage of the step."""
+        return [meter.snapshot() for meter in self.meters]
+
+    def launch(self, work: Coroutine[Any, Any, None], what: str) -> Task[None]:
+        """Start one of the step's own tasks, cancelled by :meth:`stop`."""
+        task = self.host.spawn(work, f"spdl_async: stage {self.meters[0].name}: {what}")
+        self.tasks.append(task)
+        return task
+
+    async def put_all(self, items: list[Item], meter: Meter) -> None:
+        """Hand all of ``items`` to the next step, waiting for room."""
+        out = self.out
+        sent = out.put_nowait(items)
+        while sent < len(items):
+            began = clock()
+            await out.wait_room()
+            meter.waiting_room += clock() - began
+            sent += out.put_nowait(items, sent)
+        meter.items_out += len(items)
+
+
+class WindowedStep(Step):
+    """A 1→1 step: its window is what it has accepted and not yet emitted.
+
+    The window restores input order: items leave from its head. With completion order they leave
+    as they are done. Either way the window bounds what the step holds.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        *,
+        ordered: bool,
+        pace: Pace,
+        judges: list[Judge],
+        meters: list[Meter],
+    ) -> None:
+        super().__init__(host, source, out)
+        self.meters = meters
+        self.judges = judges
+        self.ordered = ordered
+        self.pace = pace
+        self.held: deque[Item] = deque()
+        self.done: deque[Item] = deque()
+        self.accepted = 0
+        self.input_ended = False
+        self.fatal: BaseException | None = None
+        self.signal = Signal(host.loop)
+        self.room = Signal(host.loop)
+        self.feeder: Task[None] | None = None
+        self.by_call = any(j.budget.limit is not None for j in judges)
+
+    def start(self) -> None:
+        self.feeder = self.launch(self.feed(), "input")
+        self.launch(self.emit(), "output")
+
+    def begin(self, items: list[Item]) -> None:
+        """Start work on accepted items."""
+        raise NotImplementedError
+
+    def finish_input(self) -> None:
+        """Hear that no more items will come."""
+
+    def stop_starting(self) -> None:
+        """React to a failure that ends the run: items after it are not started any more."""
+        self.halted = True
+        if self.feeder is not None:
+            self.feeder.cancel()
+        self.host.cancel_above(self)
+
+    async def feed(self) -> None:
+        """Accept items as far as the window has room."""
+        meter = self.meters[0]
+        inp, pace = self.inp, self.pace
+        while True:
+            free = pace.window - self.accepted
+            if free < pace.least:
+                await self.room.wait()
+                continue
+            if self.accepted or len(inp):
+                items = await inp.get_many(free)
+            else:
+                began = clock()
+                items = await inp.get_many(free)
+                meter.waiting_input += clock() - began
+            if not items:
+                break
+            self.accepted += len(items)
+            meter.items_in += len(items)
+            meter.queue = self.accepted
+            if self.accepted > meter.peak:
+                meter.peak = self.accepted
+            if self.ordered:
+                self.held.extend(items)
+            self.begin(items)
+        self.input_ended = True
+        self.finish_input()
+        self.signal.set()
+
+    async def emit(self) -> None:
+        """Hand on what is finished, in the step's order, until the end or a failure."""
+        while True:
+            ready = self.collect()
+            if ready:
+                await self.push(ready)
+            elif self.fatal is not None:
+                self.stop_starting()
+                self.out.close(self.fatal)
+                self.stop()  # what runs after the failed item is not wanted
+                return
+            elif self.input_ended and not self.accepted:
+                self.out.close(self.inp.failure or self.verdict_at_end())
+                return
+            else:
+                await self.signal.wait()
+
+    def unreached_failures(self) -> None:
+        """Write down failures that nobody came to, because the run ended before."""
+        for item in (*self.held, *self.done):
+            if item.state == FAILED and isinstance(item.value, OpFailure):
+                self.judges[item.at].note(item, item.value)
+        self.held.clear()
+        self.done.clear()
+
+    def verdict_at_end(self) -> BaseException | None:
+        """Return what is wrong with one of the step's stages as a whole."""
+        for judge in self.judges:
+            error = judge.at_end()
+            if error is not None:
+                return error
+        return None
+
+    def collect(self) -> list[Item]:
+        """Take from the window what may leave it now; drops and failures are settled here."""
+        if self.fatal is not None:
+            return []
+        ready: list[Item] = []
+        waiting = self.held if self.ordered else self.done
+        while waiting:
+            item = waiting[0]
+            state = item.state
+            if state == PENDING:
+                break
+            waiting.popleft()
+            if state == DONE:
+                item.state = PENDING
+                ready.append(item)
+                if self.by_call and self.count_and_check():
+                    break
+            elif not self.settle(item, state):
+                break
+        if ready and not self.by_call:
+            for judge in self.judges:
+                judge.settled += len(ready)
+        return ready
+
+    def count_and_check(self) -> bool:
+        """Count one item's calls for the budgets; tell whether one of them is spent."""
+        for judge in self.judges:
+            judge.count_calls(1)
+            if self.fatal is None:
+                self.fatal = judge.over_budget()
+        return self.fatal is not None
+
+    def settle(self, item: Item, state: int) -> bool:
+        """Account for a dropped or failed item; ``False`` where that ends the run."""
+        at = item.at
+        for judge in self.judges[: at + 1]:
+            judge.count_calls(1)
+        if state == DROPPED:
+            self.meters[at].dropped += 1
+            self.host.saw_drop()
+            if self.by_call:
+                self.fatal = self.judges[at].over_budget()
+        else:
+            self.meters[at].failed += 1
+            failure = item.value
+            item.value = None
+            self.fatal = self.judges[at].verdict(item, failure)
+        item.value = None
+        self.gone(1)
+        self.host.ledger.release(item)
+        return self.fatal is None
+
+    def gone(self, count: int) -> None:
+        """Account for items that left the window."""
+        self.accepted -= count
+        self.meters[0].queue = self.accepted
+        self.room.set()
+
+    async def push(self, ready: list[Item]) -> None:
+        """Hand items on as room appears; each frees the window when it is taken."""
+        out = self.out
+        sent = out.put_nowait(ready)
+        self.gone(sent)
+        if sent < len(ready):
+            meter = self.meters[-1]
+            while sent < len(ready):
+                began = clock()
+                await out.wait_room()
+                meter.waiting_room += clock() - began
+                more = out.put_nowait(ready, sent)
+                sent += more
+                self.gone(more)
+        self.meters[-1].items_out += len(ready)

@@ -1,0 +1,354 @@
+"""The thread stages: sync ops, alone or fused, run by hops that drain the step's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Task, TimerHandle
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from spdl_async._plan.steps import WINDOW_FACTOR
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item
+from spdl_async.spec.markers import DROP
+from spdl_async.statistics import StageStatistics
+
+COMPANY_SECONDS = 0.001  # a finished item waits at most this long for others to be announced with
+SAMPLE = 16
+
+
+class HoppingStep(WindowedStep):
+    """A step whose calls run in hops: slots, dispatch, wake-ups, and the size of a share.
+
+    Attributes:
+        inbox: accepted items (or flows) that no thread has taken yet.
+        idle: hops without a job; ``concurrency`` less these is the number of slots taken.
+        ended: hops that gave their slot back and that the loop has not seen yet.
+        share: how many finished items are announced together.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        *,
+        concurrency: int,
+        executor: Executor | None,
+        ordered: bool,
+        pace: Pace,
+        judges: list[Judge],
+        meters: list[Meter],
+    ) -> None:
+        super().__init__(
+            host, source, out, ordered=ordered, pace=pace, judges=judges, meters=meters
+        )
+        self.line = Line(host.pool, executor)
+        self.inbox: deque[Any] = deque()
+        self.concurrency = concurrency
+        self.hops: list[BaseHop] = []
+        self.idle: list[BaseHop] = []
+        self.ended: deque[BaseHop] = deque()
+        self.woken = False
+        self.share = 1
+        self.refusal: BaseException | None = None
+        self.halt_seen = False
+        self.timer: TimerHandle | None = None
+
+    def new_hop(self) -> BaseHop:
+        """Make a hop for one more slot."""
+        raise NotImplementedError
+
+    @property
+    def active(self) -> int:
+        """Slots taken."""
+        return len(self.hops) - len(self.idle)
+
+    @property
+    def quiet(self) -> bool:
+        return not self.active
+
+    def wake(self) -> None:
+        """Have the loop look at what threads have finished; from any thread, coalesced."""
+        if not self.woken:
+            self.woken = True
+            try:
+                self.host.loop.call_soon_threadsafe(self.on_wake)
+            except RuntimeError:  # the loop is closed: nobody waits for the results any more
+                pass
+
+    def on_wake(self) -> None:
+        """Take back slots and finished items, on the loop."""
+        self.woken = False
+        self.take_back()
+        if self.halted:
+            self.on_halt()
+        else:
+            self.dispatch()
+        self.signal.set()
+
+    def take_back(self) -> None:
+        """Make the slots of ended hops available."""
+        ended = self.ended
+        if ended:
+            while ended:
+                hop = ended.popleft()
+                self.collect_hop(hop)
+                self.idle.append(hop)
+            if self.quiet:
+                self.host.became_quiet()
+
+    def collect_hop(self, hop: BaseHop) -> None:
+        """Add an ended hop's numbers to the meters."""
+
+    def on_halt(self) -> None:
+        """React once to a halt that a hop has decided: a failure that ends the run."""
+        if self.cancelled or self.halt_seen:
+            return
+        self.halt_seen = True
+        if self.refusal is not None:
+            self.fatal = self.refusal
+        self.stop_starting()
+
+    def refused(self, error: BaseException) -> None:
+        """Hear from any thread that the executor takes no more work."""
+        if self.refusal is None:
+            self.refusal = error
+            error.add_note(
+                f"spdl_async: the executor of stage {self.meters[0].name!r} does not take work"
+            )
+        self.halted = True
+
+    def dispatch(self) -> None:
+        """Start as many hops as the inbox keeps busy."""
+        waiting = len(self.inbox)
+        if not waiting:
+            return
+        if self.share == 1:
+            wanted = waiting
+        else:
+            wanted = -(-waiting // self.share) - self.active
+            if self.timer is None:
+                self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
+        while wanted > 0:
+            if self.idle:
+                hop = self.idle.pop()
+            elif len(self.hops) < self.concurrency:
+                hop = self.new_hop()
+                self.hops.append(hop)
+            else:
+                return
+            wanted -= 1
+            if not self.submit(hop):
+                return
+
+    def submit(self, hop: BaseHop) -> bool:
+        """Queue a hop's job; ``False`` where the executor refuses, which ends the run."""
+        try:
+            self.line.submit(hop)
+        except RuntimeError as error:
+            self.refused(error)
+            self.ended.append(hop)
+            self.wake()
+            return False
+        return True
+
+    def on_timer(self) -> None:
+        """Look after items that were to be announced together, and slots left empty meanwhile.
+
+        Armed only while shares are larger than one. Where an op took longer than expected, shares
+        go back to one: every item is announced, every slot used.
+        """
+        self.timer = None
+        if self.halted:
+            return
+        self.measure(whole=True)
+        self.take_back()
+        if self.share > 1 and self.active and self.timer is None:
+            self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
+        self.dispatch()
+        self.signal.set()
+
+    def measure(self, *, whole: bool = False) -> None:
+        """Fit the share to the time that calls take."""
+
+    def stop(self) -> None:
+        super().stop()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.inbox.clear()
+        for hop in self.hops:
+            if hop.future is not None and not hop.must_run:
+                hop.future.cancel()
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        return [(self.meters[0].name, hop.thread, hop.item) for hop in self.hops if hop.thread]
+
+
+class ThreadStep(HoppingStep):
+    """A group of fused 1→1 sync ops."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Channel,
+        calls: list[Callable[[Any], Any]],
+        *,
+        concurrency: int,
+        executor: Executor | None,
+        ordered: bool,
+        ceiling: int,
+        judges: list[Judge],
+        meters: list[Meter],
+    ) -> None:
+        super().__init__(
+            host,
+            source,
+            out,
+            concurrency=concurrency,
+            executor=executor,
+            ordered=ordered,
+            pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
+            judges=judges,
+            meters=meters,
+        )
+        self.calls = calls
+        self.plain: set[type] = set()
+        self.awaiting: deque[tuple[MapHop, Item]] = deque()
+        self.quick = 0
+        self.slow = 0
+        self.quick_busy = 0.0
+
+    def new_hop(self) -> MapHop:
+        return MapHop(self)
+
+    def begin(self, items: list[Item]) -> None:
+        self.inbox.extend(items)
+        if not self.halted:
+            self.dispatch()
+
+    def on_wake(self) -> None:
+        ran_dry = bool(self.ended)
+        super().on_wake()
+        while self.awaiting:
+            self.start_awaiting(*self.awaiting.popleft())
+        if ran_dry and not self.halted:
+            self.measure()
+
+    def collect_hop(self, hop: BaseHop) -> None:
+        if isinstance(hop, MapHop):
+            for at, meter in enumerate(self.meters):
+                meter.calls += hop.calls[at]
+                meter.busy += hop.busy[at]
+                hop.calls[at] = 0
+                hop.busy[at] = 0.0
+            self.take_pace(hop)
+            hop.future = None
+
+    def take_pace(self, hop: MapHop) -> None:
+        """Take over what a hop has seen of the ops' pace."""
+        self.quick += hop.quick
+        self.slow += hop.slow
+        self.quick_busy += hop.quick_busy
+        hop.quick = hop.slow = 0
+        hop.quick_busy = 0.0
+
+    def measure(self, *, whole: bool = False) -> None:
+        if whole:
+            for hop in self.hops:
+                if isinstance(hop, MapHop):
+                    self.take_pace(hop)
+        quick, slow = self.quick, self.slow
+        if quick + slow < SAMPLE and not whole:
+            return
+        average = self.quick_busy / quick if quick else SHARE_SECONDS
+        self.quick = self.slow = 0
+        self.quick_busy = 0.0
+        # No call finished in a whole millisecond: the present ones are slow by definition.
+        is_quick = quick > 0 and slow * 4 <= quick
+        if self.pace.look(self.meters[-1].items_out, is_quick):
+            self.room.set()
+        self.share = 1
+        if is_quick and self.pace.window > self.pace.floor:
+            share = int(SHARE_SECONDS / max(average, 1e-9))
+            self.share = max(1, min(self.pace.window // 2, share))
+
+    def start_awaiting(self, hop: MapHop, item: Item) -> None:
+        """Await on the loop what an op returned; the slot stays taken."""
+        awaitable, item.value = item.value, None
+        if self.cancelled:
+            self.leave(hop, awaitable)
+            return
+        task = self.launch(self.await_result(hop, item, awaitable), "awaitable")
+
+        def ended(task: Task[None]) -> None:
+            self.tasks.remove(task)
+            if task.cancelled():
+                self.leave(hop, awaitable)
+
+        task.add_done_callback(ended)
+
+    def leave(self, hop: MapHop, awaitable: Any) -> None:
+        """Give back the slot of an item that nobody waits for any more."""
+        close = getattr(awaitable, "close", None)
+        if close is not None:  # a coroutine that was never started would warn
+            close()
+        self.ended.append(hop)
+        self.wake()
+
+    async def await_result(self, hop: MapHop, item: Item, awaitable: Any) -> None:
+        """Await one result, then finish the item or run the rest of its group in a new hop."""
+        at = item.at
+        began = self.host.loop.time()
+        try:
+            value = await awaitable
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+                raise
+            item.value = failure = caught(error)
+            item.state = FAILED
+            if self.judges[at].raises or not isinstance(failure.exception, Exception):
+                self.halted = True
+        else:
+            if value is DROP:
+                item.state = DROPPED
+            elif at + 1 == len(self.calls):
+                item.value = value
+                item.state = DONE
+            else:
+                item.value = value
+                hop.resume = (item, at + 1)
+        self.meters[at].busy += self.host.loop.time() - began
+        if item.state != PENDING:
+            if not self.ordered:
+                self.done.append(item)
+            self.ended.append(hop)
+            self.wake()
+        elif not self.submit(hop):
+            hop.resume = None
+
+    def statistics(self) -> list[StageStatistics]:
+        shots = []
+        for at, meter in enumerate(self.meters):
+            busy = sum(h.busy[at] for h in self.hops if isinstance(h, MapHop))
+            calls = sum(h.calls[at] for h in self.hops if isinstance(h, MapHop))
+            if at:
+                meter.items_in = meter.calls + calls
+            if at + 1 < len(self.meters):
+                meter.items_out = meter.calls + calls - meter.failed - meter.dropped
+            shots.append(meter.snapshot(busy))
+        return shots
+
+
+def _asked_to_stop() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

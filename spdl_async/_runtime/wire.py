@@ -1,0 +1,156 @@
+"""From the steps of a plan to running steps."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from spdl_async._plan.place import drains
+from spdl_async._plan.steps import (
+    MAX_CHUNK,
+    MAX_FLOW,
+    AggregatePlan,
+    BatchPlan,
+    FlattenPlan,
+    FlowPlan,
+    MapPlan,
+    Plan,
+    StepPlan,
+)
+from spdl_async._runtime.aggregate_step import AggregateStep
+from spdl_async._runtime.batch_step import BatchStep, FlattenStep
+from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.foreign_step import ForeignStep
+from spdl_async._runtime.generator_step import ThreadFlowStep
+from spdl_async._runtime.loop_step import LoopStep
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.source_step import SourceStep
+from spdl_async._runtime.step import Step
+from spdl_async._runtime.thread_step import ThreadStep
+
+if TYPE_CHECKING:
+    from spdl_async._runtime.engine import Engine
+
+
+def make_source(engine: Engine, plan: Plan, out: Channel) -> Step:
+    """Make the step that reads the source."""
+    source = plan.source
+    return SourceStep(
+        engine,
+        out,
+        source.open,
+        on_loop=source.on_loop,
+        epoch=engine.epoch,
+        max_chunk=MAX_CHUNK,
+        judge=engine.judges.of(source.op),
+        meter=Meter(source.op.name, "source", 1),
+        thread_name=f"spdl_async-{plan.name}-source",
+    )
+
+
+@functools.singledispatch
+def make_step(plan: StepPlan, engine: Engine, above: Channel, below: Channel) -> Step:  # noqa: ARG001 -- the form of all
+    """Make the running form of a planned step."""
+    raise AssertionError(f"no step for {plan!r}")
+
+
+@make_step.register(MapPlan)
+def _(plan: MapPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+    judges = [engine.judges.of(op) for op in plan.ops]
+    kind = "async" if plan.on_loop else "thread"
+    meters = [Meter(op.name, kind, plan.concurrency) for op in plan.ops]
+    calls = [op.call for op in plan.ops]
+    if plan.on_loop:
+        return LoopStep(
+            engine,
+            above,
+            below,
+            calls[0],
+            concurrency=plan.concurrency,
+            ordered=plan.ordered,
+            ceiling=plan.bound,
+            judge=judges[0],
+            meter=meters[0],
+        )
+    if plan.executor is not None and not drains(plan.executor):
+        for meter in meters:
+            meter.kind = "executor"
+        return ForeignStep(
+            engine,
+            above,
+            below,
+            calls,
+            executor=plan.executor,
+            concurrency=plan.concurrency,
+            ordered=plan.ordered,
+            judges=judges,
+            meters=meters,
+        )
+    return ThreadStep(
+        engine,
+        above,
+        below,
+        calls,
+        concurrency=plan.concurrency,
+        executor=plan.executor,
+        ordered=plan.ordered,
+        ceiling=plan.bound,
+        judges=judges,
+        meters=meters,
+    )
+
+
+@make_step.register(FlowPlan)
+def _(plan: FlowPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+    return ThreadFlowStep(
+        engine,
+        above,
+        below,
+        plan.op.call,
+        is_generator=plan.op.kind == "generator",
+        starts_on_loop=plan.on_loop,
+        concurrency=plan.concurrency,
+        executor=plan.executor,
+        ordered=plan.ordered,
+        window=plan.window,
+        max_flow=MAX_FLOW,
+        judge=engine.judges.of(plan.op),
+        meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
+    )
+
+
+@make_step.register(BatchPlan)
+def _(plan: BatchPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+    return BatchStep(
+        engine,
+        above,
+        below,
+        size=plan.size,
+        drop_last=plan.drop_last,
+        meter=Meter(plan.name, "batch", 1),
+    )
+
+
+@make_step.register(AggregatePlan)
+def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Channel) -> Step:
+    return AggregateStep(
+        engine,
+        above,
+        below,
+        plan.make,
+        drop_last=plan.drop_last,
+        executor=plan.executor,
+        judge=engine.judges.of(plan.op),
+        meter=Meter(plan.op.name, "aggregator", 1),
+    )
+
+
+@make_step.register(FlattenPlan)
+def _(plan: FlattenPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+    return FlattenStep(
+        engine,
+        above,
+        below,
+        judge=engine.judges.of(plan.op),
+        meter=Meter(plan.op.name, "flatten", 1),
+    )

@@ -1,0 +1,179 @@
+"""Starting an engine on a loop, and ending it: what both faces of a run share."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from dataclasses import dataclass, field
+
+from spdl_async._loops import LoopThread
+from spdl_async._plan.steps import Plan
+from spdl_async._runtime.bridge import Handover
+from spdl_async._runtime.engine import Engine
+from spdl_async._runtime.inline import InlinePass
+from spdl_async.errors import RunStateError, ShutdownTimeout
+from spdl_async.statistics import FailureRecord, RunStatistics
+
+
+@dataclass
+class Facts:
+    """What the passes of one pipeline have shown, shared between them."""
+
+    passes: int = 0
+    dropped: bool = False
+    source_used: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def saw_drop(self) -> None:
+        """Note that an op has returned DROP, so the number of results is not known any more."""
+        self.dropped = True
+
+    def next_epoch(self) -> int:
+        """Return the number of the next pass."""
+        with self.lock:
+            epoch = self.passes
+            self.passes += 1
+        return epoch
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run is to do."""
+
+    plan: Plan
+    facts: Facts
+    epoch: int | None
+    shutdown_timeout: float
+
+
+class Started:
+    """A pass that has been started, until it has ended."""
+
+    def __init__(self, order: Order, *, own_loop: bool) -> None:
+        plan = order.plan
+        self.epoch = begin_pass(order)
+        self.handover = Handover(plan.sink_size, None)
+        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.ended.set_running_or_notify_cancel()
+        self.owns_loop = own_loop
+        context = contextvars.copy_context()
+        on_drop = order.facts.saw_drop
+        if own_loop:
+            thread = LoopThread(f"spdl_async-{plan.name}-loop")
+            self.engine = Engine(
+                plan,
+                self.handover,
+                loop=thread.loop,
+                context=context,
+                epoch=self.epoch,
+                on_drop=on_drop,
+            )
+            self.engine.loop_thread = thread.start(
+                self.engine.supervise, context, lambda: self.ended.set_result(None)
+            )
+        else:
+            loop = asyncio.get_running_loop()
+            self.engine = Engine(
+                plan, self.handover, loop=loop, context=context, epoch=self.epoch, on_drop=on_drop
+            )
+            task = loop.create_task(
+                self.engine.supervise(), name=f"spdl_async: {plan.name}", context=context
+            )
+            ended = self.ended
+            task.add_done_callback(lambda task: _resolve(ended, task))
+
+    def stop(self) -> None:
+        """Ask the pass to stop; from any thread, a finalizer included."""
+        self.engine.post_stop()
+
+    def close(self) -> None:
+        """Ask the pass to stop, and tell whoever waits for a result."""
+        self.handover.close()
+        self.engine.post_stop()
+
+    async def wait_ended(self, timeout: float) -> None:
+        """Wait until nothing of the pass runs any more.
+
+        Raises:
+            ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
+        """
+        if not self.ended.done():
+            try:
+                async with asyncio.timeout(timeout):
+                    await asyncio.wrap_future(self.ended)
+            except TimeoutError:
+                raise self.too_late(timeout) from None
+        self.join()
+
+    def wait_ended_sync(self, timeout: float) -> None:
+        """Do the same in an ordinary thread."""
+        try:
+            self.ended.result(timeout)
+        except concurrent.futures.TimeoutError:
+            raise self.too_late(timeout) from None
+        self.join()
+
+    def join(self) -> None:
+        """Join the loop's thread, which has nothing left to do."""
+        thread = self.engine.loop_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def too_late(self, timeout: float) -> ShutdownTimeout:
+        """Return the error that names what holds up the stop."""
+        return ShutdownTimeout(
+            f"pipeline {self.engine.plan.name!r} did not stop within {timeout:g} s:\n{self.engine.report()}"
+        )
+
+    def next(self) -> object:
+        """Return the next result in an ordinary thread; ``StopIteration`` after the last."""
+        try:
+            return self.handover.next_sync()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    @property
+    def over(self) -> bool:
+        """Whether the results have ended, by themselves or by a failure."""
+        return self.handover.ended
+
+    def statistics(self) -> RunStatistics:
+        """Return a snapshot."""
+        return self.engine.statistics()
+
+    @property
+    def failures(self) -> tuple[FailureRecord, ...]:
+        """Return the failures so far."""
+        return self.engine.failures
+
+
+def begin_pass(order: Order) -> int:
+    """Return the number of the pass that begins.
+
+    Raises:
+        RunStateError: the source is an iterator that an earlier pass has used up.
+    """
+    source = order.plan.source
+    if source.single_use:
+        if order.facts.source_used:
+            raise RunStateError(
+                f"the source of {order.plan.name!r} is an iterator ({type(source.source).__name__}), "
+                f"which an earlier pass has used up; for several passes give add_source a list, "
+                f"another re-iterable, or a callable that returns a fresh iterator"
+            )
+        order.facts.source_used = True
+    number = order.facts.next_epoch()
+    return number if order.epoch is None else order.epoch
+
+
+def start_inline(order: Order) -> InlinePass:
+    """Start a pass in the calling thread."""
+    return InlinePass(order.plan, order.facts, begin_pass(order))
+
+
+def _resolve(ended: concurrent.futures.Future[None], task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # seen: the engine has delivered it to the consumer
+    ended.set_result(None)

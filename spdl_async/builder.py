@@ -1,0 +1,610 @@
+"""The builder: each verb describes one more stage and returns a new builder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from concurrent.futures import Executor
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from spdl_async._plan.compile import compile_chain
+from spdl_async.errors import BuildError, UnusedBuilderWarning
+from spdl_async.pipeline import Pipeline
+from spdl_async.spec.aggregator import Aggregator
+from spdl_async.spec.markers import Drop
+from spdl_async.spec.policy import FailurePolicy, OnError, parse_policy
+from spdl_async.spec.stages import (
+    AggregateSpec,
+    ChainSpec,
+    DisaggregateSpec,
+    OutputOrder,
+    PipeMode,
+    PipeSpec,
+    Scope,
+    SinkSpec,
+    SourceSpec,
+    StageSpec,
+    check_count,
+    op_name,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+K_contra = TypeVar("K_contra", contravariant=True)
+V_co = TypeVar("V_co", covariant=True)
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class NoSource:
+    """Stands for the item type of a builder that has no source yet, in static types only."""
+
+
+class Lookup(Protocol[K_contra, V_co]):
+    """Anything that is indexed by items, such as a dict or an array."""
+
+    def __getitem__(self, key: K_contra, /) -> V_co: ...
+
+
+class SizedLookup(Protocol[V_co]):
+    """A map-style data set: ``len()`` and an index from 0."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> V_co: ...
+
+
+class SourceOptions(TypedDict, total=False):
+    """Options of ``add_source``."""
+
+    name: str | None
+    on_error: OnError | None
+    max_failures: int | Fraction | None
+
+
+class FilterOptions(SourceOptions, total=False):
+    """Options of ``filter``: those of ``pipe``."""
+
+    concurrency: int
+    output_order: OutputOrder
+    executor: Executor | None
+    fuse: bool
+
+
+class ExpandOptions(SourceOptions, total=False):
+    """Options of ``expand``: those of ``pipe`` but ``fuse``."""
+
+    concurrency: int
+    output_order: OutputOrder
+    executor: Executor | None
+
+
+class AggregateOptions(SourceOptions, total=False):
+    """Options of ``aggregate``."""
+
+    drop_last: bool
+
+
+class PipelineBuilder(Generic[T_co]):
+    """Describe a pipeline: an immutable value to which each verb adds a stage.
+
+    Every verb returns a *new* builder, so a prefix can be shared by two pipelines. The item type
+    moves along: ``mypy --strict`` infers it through the chain. A builder that is dropped without
+    having been extended or built warns (:class:`UnusedBuilderWarning`).
+
+    >>> from spdl_async import PipelineBuilder
+    >>> numbers = PipelineBuilder().add_source(range(10))
+    >>> list(numbers.pipe(lambda x: x * x, concurrency=4).aggregate(4).build())
+    [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
+    >>> list(numbers.filter(lambda x: x % 3 == 0).build())
+    [0, 3, 6, 9]
+    """
+
+    __slots__ = ("__weakref__", "_chain", "_made_by", "_used")
+
+    def __init__(self: PipelineBuilder[NoSource]) -> None:
+        self._chain = ChainSpec()
+        self._used = True  # an empty builder has nothing to lose
+        self._made_by: tuple[str, str, int] | None = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_used", True) or self._made_by is None:
+            return
+        verb, file, line = self._made_by
+        warnings.warn_explicit(
+            f"the result of .{verb} at {file}:{line} was never used; "
+            f"write builder = builder.{verb.partition('(')[0]}(…)",
+            UnusedBuilderWarning,
+            file,
+            line,
+        )
+
+    def __repr__(self) -> str:
+        stages = [stage_text(stage) for stage in self._chain.stages]
+        source = "no source" if self._chain.source is None else "source"
+        return f"<PipelineBuilder: {' → '.join([source, *stages])}>"
+
+    # Source
+
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: PipelineBuilder[U] | Pipeline[U],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: AsyncIterable[U],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: Iterable[U],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: SizedLookup[U],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: Callable[[], AsyncIterable[U]],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: Callable[[], Iterable[U]],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def add_source(
+        self: PipelineBuilder[NoSource],
+        source: Callable[[], Awaitable[AsyncIterable[U] | Iterable[U]]],
+        /,
+        **options: Unpack[SourceOptions],
+    ) -> PipelineBuilder[U]: ...
+    def add_source(
+        self,
+        source: Any,
+        /,
+        *,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> Any:
+        """Say where items come from; every chain begins with this.
+
+        Args:
+            source: a sync or async iterable; a callable without arguments that returns one (fresh
+                for each pass); an object with ``__len__`` and ``__getitem__``, read by index; or
+                another builder or pipeline, whose stages become the first ones of this chain. An
+                object that is both iterable and callable is an iterable, one with both ``__iter__``
+                and ``__aiter__`` is async. A sync source is pulled in a thread of its own.
+            name: the name in tables and messages; default ``"source"``.
+            on_error: ``"raise"`` or ``"skip"``; with ``"skip"`` the next item is asked for. Where
+                the source then ends at once (as a generator does that has raised), or fails 100
+                times in a row, the first failure is raised all the same.
+            max_failures: failures that ``"skip"`` allows: an int, or a ``Fraction`` of the calls.
+
+        Raises:
+            BuildError: there is a source already, or this is none.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> async def numbers():
+        ...     yield 1
+        ...     yield 2
+        >>> list(PipelineBuilder().add_source(numbers).build())
+        [1, 2]
+        """
+        self._used = True
+        if self._chain.source is not None:
+            raise BuildError("add_source: this builder has a source already; a chain has one")
+        policy = parse_policy(on_error, max_failures, "add_source")
+        if isinstance(source, (PipelineBuilder, Pipeline)):
+            if name is not None or policy is not None:
+                raise BuildError(
+                    "add_source: name, on_error and max_failures belong to the add_source of the "
+                    "inner pipeline, which is inlined here"
+                )
+            return self._extended(inlined(source), "add_source(…)")
+        spec = SourceSpec(source=source, name=name, policy=policy)
+        return self._extended(replace(self._chain, source=spec), "add_source(…)")
+
+    # Stages
+
+    @overload
+    def pipe(
+        self, op: Callable[[T_co], Awaitable[U | Drop]], /, **options: Unpack[FilterOptions]
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def pipe(
+        self,
+        op: Callable[[T_co], AsyncGenerator[U | Drop, Any]],
+        /,
+        **options: Unpack[FilterOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def pipe(
+        self,
+        op: Callable[[T_co], Generator[U | Drop, Any, Any]],
+        /,
+        **options: Unpack[FilterOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def pipe(
+        self, op: Callable[[T_co], U | Drop], /, **options: Unpack[FilterOptions]
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def pipe(
+        self, op: Lookup[T_co, U], /, **options: Unpack[FilterOptions]
+    ) -> PipelineBuilder[U]: ...
+    def pipe(
+        self,
+        op: Any,
+        /,
+        *,
+        concurrency: int = 1,
+        output_order: OutputOrder = "input",
+        executor: Executor | None = None,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+        fuse: bool = True,
+    ) -> Any:
+        """Apply an op to each item.
+
+        A coroutine function stays on the event loop; a plain function runs in threads; what a plain
+        function returns is awaited on the loop if it is awaitable. A generator or async generator
+        *function* makes any number of items of one, which flow before it has ended; whatever
+        else is returned, iterators included, is data. An object with ``__getitem__`` that cannot be
+        called is looked up in.
+
+        Args:
+            op: takes the item; may return or yield ``DROP`` to drop it.
+            concurrency: how many calls run at once at most. For I/O tens to hundreds; for work on
+                the CPU that releases the GIL about the number of cores.
+            output_order: ``"input"``, the order of the items; or ``"completion"``, as they finish.
+            executor: any ``concurrent.futures.Executor`` to run a sync op on, such as a
+                ``ProcessPoolExecutor``; never shut down by us.
+            name: the name in tables and messages; default: the op's.
+            on_error: ``"raise"`` ends the run, ``"skip"`` drops the item; default: as ``build()`` says.
+            max_failures: failures that ``"skip"`` allows: an int, or a ``Fraction`` of the calls.
+            fuse: whether the op may share a thread's turn with an adjacent sync op of the same
+                concurrency (at least 2), order, executor and policy.
+
+        Raises:
+            BuildError: an option is out of range.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(["b", "a"]).pipe({"a": 1, "b": 2}).build())
+        [2, 1]
+        """
+        return self._piped(
+            "map", op, concurrency, output_order, executor, name, on_error, max_failures, fuse
+        )
+
+    @overload
+    def expand(
+        self,
+        op: Callable[[T_co], Awaitable[AsyncIterable[U | Drop] | Iterable[U | Drop]]],
+        /,
+        **options: Unpack[ExpandOptions],
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def expand(
+        self, op: Callable[[T_co], AsyncIterable[U | Drop]], /, **options: Unpack[ExpandOptions]
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def expand(
+        self, op: Callable[[T_co], Iterable[U | Drop]], /, **options: Unpack[ExpandOptions]
+    ) -> PipelineBuilder[U]: ...
+    def expand(
+        self,
+        op: Any,
+        /,
+        *,
+        concurrency: int = 1,
+        output_order: OutputOrder = "input",
+        executor: Executor | None = None,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> Any:
+        """Make any number of items of one: emit each element of the iterable that the op returns.
+
+        As :meth:`pipe`, for any op that returns an iterable, an async iterable, or an awaitable of
+        one. A sync iterator is advanced in a thread, and waits without one while its values have
+        no room.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source([2, 3]).expand(range).build())
+        [0, 1, 0, 1, 2]
+        """
+        return self._piped(
+            "expand", op, concurrency, output_order, executor, name, on_error, max_failures, False
+        )
+
+    def filter(
+        self,
+        predicate: Callable[[T_co], object] | Callable[[T_co], Awaitable[object]],
+        /,
+        *,
+        concurrency: int = 1,
+        output_order: OutputOrder = "input",
+        executor: Executor | None = None,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+        fuse: bool = True,
+    ) -> PipelineBuilder[T_co]:
+        """Keep the items for which ``predicate``, sync or async, is true. Options as for :meth:`pipe`.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(range(5)).filter(lambda x: x % 2).build())
+        [1, 3]
+        """
+        kept: PipelineBuilder[T_co] = self._piped(
+            "filter",
+            predicate,
+            concurrency,
+            output_order,
+            executor,
+            name,
+            on_error,
+            max_failures,
+            fuse,
+        )
+        return kept
+
+    @overload
+    def aggregate(
+        self, size: int, /, **options: Unpack[AggregateOptions]
+    ) -> PipelineBuilder[list[T_co]]: ...
+    @overload
+    def aggregate(
+        self, aggregator: Aggregator[T_co, U | Drop], /, **options: Unpack[AggregateOptions]
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def aggregate(
+        self,
+        factory: Callable[[], Aggregator[T_co, U | Drop]],
+        /,
+        **options: Unpack[AggregateOptions],
+    ) -> PipelineBuilder[U]: ...
+    def aggregate(
+        self,
+        aggregator: Any,
+        /,
+        *,
+        drop_last: bool = False,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> Any:
+        """Gather items: lists of ``n``, or whatever an :class:`Aggregator` makes of them.
+
+        Args:
+            aggregator: a batch size; an ``Aggregator``, copied for each run; or a factory of one.
+            drop_last: drop a last batch that is not full (of an aggregator: do not flush it).
+            name: the name in tables and messages.
+            on_error: what a failure of an aggregator's call does; one in ``accumulate`` concerns
+                that item, one in ``flush`` the tail.
+            max_failures: failures that ``"skip"`` allows.
+
+        Raises:
+            BuildError: the size is below 1, or this is no aggregator.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(range(5)).aggregate(2, drop_last=True).build())
+        [[0, 1], [2, 3]]
+        """
+        policy = parse_policy(on_error, max_failures, "aggregate")
+        if not isinstance(drop_last, bool):
+            raise BuildError(f"aggregate: drop_last must be True or False, not {drop_last!r}")
+        if isinstance(aggregator, (int, float)):
+            check_count(aggregator, "aggregate: the batch size")
+            if policy is not None:
+                raise BuildError(
+                    "aggregate: making lists cannot fail; on_error is for an Aggregator"
+                )
+            stage = AggregateSpec(size=int(aggregator), drop_last=drop_last, name=name)
+        else:
+            stage = AggregateSpec(
+                aggregator=aggregator, drop_last=drop_last, name=name, policy=policy
+            )
+        return self._with_stage(stage)
+
+    @overload
+    def disaggregate(self: PipelineBuilder[list[U]]) -> PipelineBuilder[U]: ...
+    @overload
+    def disaggregate(self: PipelineBuilder[tuple[U, ...]]) -> PipelineBuilder[U]: ...
+    def disaggregate(self) -> Any:
+        """Emit the elements of lists and tuples; anything else, ``str`` included, is a failure.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source([[1, 2], [3]]).disaggregate().build())
+        [1, 2, 3]
+        """
+        return self._with_stage(DisaggregateSpec())
+
+    def apply(
+        self, fragment: Callable[[PipelineBuilder[T_co]], PipelineBuilder[U]], /
+    ) -> PipelineBuilder[U]:
+        """Put the builder through a function that adds stages, to reuse a part of a chain.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> def pairs_of_squares(builder):
+        ...     return builder.pipe(lambda x: x * x).aggregate(2)
+        >>> list(PipelineBuilder().add_source(range(4)).apply(pairs_of_squares).build())
+        [[0, 1], [4, 9]]
+        """
+        self._used = True
+        result = fragment(self)
+        if not isinstance(result, PipelineBuilder):
+            raise BuildError(
+                f"apply: {op_name(fragment)} must return the builder that its last verb returned, "
+                f"not {type(result).__name__}"
+            )
+        return result
+
+    def add_sink(self, buffer_size: int = 2) -> PipelineBuilder[T_co]:
+        """Say how many results may wait for the consumer; optional, the last thing before ``build()``.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(range(3)).add_sink(8).build())
+        [0, 1, 2]
+        """
+        self._used = True
+        if self._chain.sink is not None:
+            raise BuildError("add_sink: this builder has a sink already")
+        chain = replace(self._chain, sink=SinkSpec(buffer_size=buffer_size))
+        made: PipelineBuilder[T_co] = self._extended(chain, f"add_sink({buffer_size})")
+        return made
+
+    def build(
+        self,
+        *,
+        num_threads: int | None = None,
+        executor: Executor | None = None,
+        on_error: OnError = "raise",
+        max_failures: int | Fraction | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Pipeline[T_co]:
+        """Return the pipeline. Pure: starts no loop, no thread, no CUDA.
+
+        Args:
+            num_threads: size of the thread pool; default: the concurrency of the thread stages in
+                sum. Any number of at least 1 works for any pipeline.
+            executor: run all sync stages on this executor instead; never shut down by us.
+            on_error: policy of the stages that have none of their own.
+            max_failures: their budget together.
+            seed: root of all randomness that is not seeded explicitly; ``None`` draws one.
+            name: the pipeline's name in tables, messages and thread names.
+
+        Raises:
+            BuildError: something in the chain cannot work; says which stage and what to do.
+        """
+        self._used = True
+        if num_threads is not None:
+            check_count(num_threads, "build: num_threads")
+            if executor is not None:
+                raise BuildError(
+                    "build: num_threads sizes our own pool; with executor= leave it out"
+                )
+        if executor is not None and not isinstance(executor, Executor):
+            raise BuildError(
+                f"build: executor must be a concurrent.futures.Executor, not {executor!r}"
+            )
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
+        if on_error == "raise" and max_failures is not None:
+            on_error = "skip"
+        policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()
+        scope = Scope(policy=policy, executor=executor, num_threads=num_threads)
+        plan = compile_chain(
+            self._chain,
+            scope,
+            name=name or "pipeline",
+            seed=secrets.randbits(63) if seed is None else seed,
+        )
+        return Pipeline(plan, self._chain, scope)
+
+    # Making builders
+
+    def _piped(
+        self,
+        mode: PipeMode,
+        op: Any,
+        concurrency: int,
+        output_order: OutputOrder,
+        executor: Executor | None,
+        name: str | None,
+        on_error: OnError | None,
+        max_failures: int | Fraction | None,
+        fuse: bool,
+    ) -> Any:
+        self._used = True
+        verb = "pipe" if mode == "map" else mode
+        stage = PipeSpec(
+            op=op,
+            mode=mode,
+            concurrency=concurrency,
+            output_order=output_order,
+            executor=executor,
+            name=name,
+            policy=parse_policy(on_error, max_failures, f"{verb}({op_name(op)})"),
+            fuse=fuse,
+        )
+        return self._with_stage(stage)
+
+    def _with_stage(self, stage: StageSpec) -> Any:
+        self._used = True
+        text = stage_text(stage)
+        if self._chain.sink is not None:
+            raise BuildError(
+                f".{text}: a stage after add_sink; the sink comes last, before build()"
+            )
+        return self._extended(replace(self._chain, stages=(*self._chain.stages, stage)), text)
+
+    def _extended(self, chain: ChainSpec, verb: str) -> Any:
+        self._used = True
+        made = PipelineBuilder()
+        made._chain = chain
+        made._made_by = (verb, *_calling_line())
+        made._used = False
+        return made
+
+
+def inlined(inner: PipelineBuilder[Any] | Pipeline[Any]) -> ChainSpec:
+    """Return the chain of a builder or pipeline that becomes the beginning of another one.
+
+    The stages of a built pipeline keep the policy, executor and threads that they were built with.
+    """
+    chain = inner._chain
+    if chain.source is None:
+        raise BuildError("add_source: the inner builder has no source itself")
+    if isinstance(inner, PipelineBuilder):
+        inner._used = True
+        return replace(chain, sink=None)
+    scope = inner._scope
+    return ChainSpec(
+        source=replace(chain.source, scope=chain.source.scope or scope),
+        stages=tuple(replace(stage, scope=stage.scope or scope) for stage in chain.stages),
+    )
+
+
+def stage_text(stage: StageSpec) -> str:
+    """Return a stage as it was written, shortened."""
+    if isinstance(stage, PipeSpec):
+        verb = "pipe" if stage.mode == "map" else stage.mode
+        return f"{verb}({op_name(stage.op)})"
+    if isinstance(stage, AggregateSpec):
+        inner = stage.size if stage.size is not None else op_name(stage.aggregator)
+        return f"aggregate({inner})"
+    return "disaggregate()"
+
+
+def _calling_line() -> tuple[str, int]:
+    """Return file and line of the code outside this package that called a verb."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

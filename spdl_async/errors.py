@@ -1,0 +1,66 @@
+"""The exceptions and warnings of the library.
+
+::
+
+    SpdlAsyncError (Exception)
+    ├── BuildError (ValueError)          a description that cannot work; raised by verbs and build()
+    ├── RunStateError (RuntimeError)     a run used before it is entered, twice, or after its end
+    ├── TooManyFailures (RuntimeError)   a skip policy's budget is spent; carries the records
+    ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
+    ├── CollateError (ValueError)        samples that cannot be stacked into one batch
+    └── DecodeError (ValueError)         data that is not a readable picture
+
+    UnusedBuilderWarning (UserWarning)   the result of a builder verb was thrown away
+
+An exception that user code raises inside a stage is none of these: the consumer gets the very
+object that was raised, with its own traceback, and a note that names the stage and the item.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spdl_async.statistics import FailureRecord
+
+
+class SpdlAsyncError(Exception):
+    """Base of every exception that the library itself makes."""
+
+
+class BuildError(SpdlAsyncError, ValueError):
+    """A pipeline description that cannot work; the message names the stage and the fix."""
+
+
+class RunStateError(SpdlAsyncError, RuntimeError):
+    """A run was used in a state that does not allow it: not entered, entered twice, or closed."""
+
+
+class TooManyFailures(SpdlAsyncError, RuntimeError):  # noqa: N818 -- the word users look for
+    """A skip policy has met more failures than it allows.
+
+    Attributes:
+        records: what failed, in the order in which it was counted (at most the first 1,000).
+    """
+
+    def __init__(self, message: str, records: Sequence[FailureRecord] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
+
+
+class ShutdownTimeout(SpdlAsyncError, TimeoutError):  # noqa: N818 -- mirrors TimeoutError
+    """User code still ran when ``shutdown_timeout`` was over; names the stage, shows the stack."""
+
+
+class CollateError(SpdlAsyncError, ValueError):
+    """Samples that cannot be stacked: names both samples, the field, shapes and dtypes."""
+
+
+class DecodeError(SpdlAsyncError, ValueError):
+    """Data that cannot be decoded; the message says what is wrong with it."""
+
+
+class UnusedBuilderWarning(UserWarning):
+    """The result of a builder verb was never used, so the verb had no effect."""

@@ -1,0 +1,176 @@
+"""A built pipeline: reusable, never mutated, the maker of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from spdl_async._plan.bounds import (
+    Bound,
+    LengthUnknownError,
+    bounds,
+    hint,
+    length,
+    source_items_bound,
+)
+from spdl_async._plan.describe import mermaid, text
+from spdl_async._plan.steps import Plan
+from spdl_async._run import LoopChoice, PipelineRun
+from spdl_async._start import Facts, Order
+from spdl_async._sync import SyncPipelineRun
+from spdl_async.errors import BuildError
+from spdl_async.spec.stages import ChainSpec, Scope
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``describe()`` returns; ``str()`` gives the text.
+
+    Attributes:
+        text: the stages, where they run and why, bounds, and the seed, as plain text.
+        mermaid: the chain as a Mermaid flow chart.
+        loop: where ``loop="auto"`` runs the stages: ``"caller"`` or ``"own"``.
+        bounds: the most elements that each place can hold.
+        source_items_bound: the most source items in flight, ``None`` where it cannot be computed.
+        num_threads: the size of the thread pool.
+        seed: the root of all randomness that is not seeded explicitly.
+    """
+
+    text: str
+    mermaid: str
+    loop: str
+    bounds: tuple[Bound, ...]
+    source_items_bound: int | None
+    num_threads: int
+    seed: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Pipeline(Generic[T_co]):
+    """A pipeline that can be run any number of times, several passes at once included.
+
+    Made by :meth:`PipelineBuilder.build`. It starts nothing until it is run or iterated.
+
+    >>> from spdl_async import PipelineBuilder
+    >>> squares = PipelineBuilder().add_source(range(4)).pipe(lambda x: x * x).build()
+    >>> list(squares), list(squares), len(squares)
+    ([0, 1, 4, 9], [0, 1, 4, 9], 4)
+    """
+
+    def __init__(self, plan: Plan, chain: ChainSpec, scope: Scope) -> None:
+        self._plan = plan
+        self._chain = chain
+        self._scope = scope
+        self._facts = Facts()
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self._plan.name!r}: {len(self._plan.steps)} steps>"
+
+    # Running
+
+    def run(
+        self,
+        *,
+        loop: LoopChoice = "auto",
+        epoch: int | None = None,
+        shutdown_timeout: float = 30.0,
+    ) -> PipelineRun[T_co]:
+        """Return one pass for async code: ``async with pipeline.run() as run``.
+
+        Args:
+            loop: where the stages run. ``"caller"``: on the caller's running loop. ``"own"``: on a
+                loop of ours in a thread (uvloop where installed), so that a training step that
+                blocks the caller's loop does not starve them. ``"auto"``: ``"caller"`` where
+                something in the pipeline is visibly async, else ``"own"``.
+            epoch: number of the pass; default: how many passes this pipeline has started.
+            shutdown_timeout: seconds that leaving the block waits for user code that still runs.
+
+        Raises:
+            BuildError: an option has no meaning.
+        """
+        if loop not in ("auto", "caller", "own"):
+            raise BuildError(f'run: loop must be "auto", "caller" or "own", not {loop!r}')
+        return PipelineRun(self._order(epoch, shutdown_timeout), loop=loop, short=False)
+
+    def run_sync(
+        self,
+        *,
+        inline: bool = False,
+        epoch: int | None = None,
+        shutdown_timeout: float = 30.0,
+    ) -> SyncPipelineRun[T_co]:
+        """Return one pass for ordinary code: ``with pipeline.run_sync() as run``.
+
+        Args:
+            inline: run everything in the calling thread, one item at a time, without threads or a
+                pool, so that ``breakpoint()`` and tracebacks are plain. For debugging.
+            epoch: number of the pass; default: how many passes this pipeline has started.
+            shutdown_timeout: seconds that leaving the block waits for user code that still runs.
+
+        Raises:
+            BuildError: an option has no meaning.
+        """
+        return SyncPipelineRun(self._order(epoch, shutdown_timeout), inline=inline, short=False)
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        return PipelineRun(self._order(None, 30.0), loop="auto", short=True)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return SyncPipelineRun(self._order(None, 30.0), inline=False, short=True)
+
+    def _order(self, epoch: int | None, shutdown_timeout: float) -> Order:
+        if epoch is not None and (
+            isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0
+        ):
+            raise BuildError(f"run: epoch must be an int of at least 0, not {epoch!r}")
+        if not isinstance(shutdown_timeout, (int, float)) or not shutdown_timeout >= 0:
+            raise BuildError(
+                f"run: shutdown_timeout is in seconds, at least 0, not {shutdown_timeout!r}"
+            )
+        if math.isinf(shutdown_timeout):
+            raise BuildError("run: shutdown_timeout must be finite; a stop always ends")
+        return Order(self._plan, self._facts, epoch, float(shutdown_timeout))
+
+    # Looking
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        """Return the exact number of results of a pass.
+
+        Raises:
+            TypeError: it cannot be known: the message says which stage makes it so.
+        """
+        count = length(self._plan)
+        if self._facts.dropped:
+            raise LengthUnknownError(
+                "an op of this pipeline has returned DROP, so results are fewer"
+            )
+        return count
+
+    def __length_hint__(self) -> int:
+        """Return the number of results if nothing is dropped."""
+        try:
+            return hint(self._plan)
+        except LengthUnknownError:
+            return NotImplemented  # type: ignore[no-any-return]  # the protocol's own answer
+
+    def describe(self) -> Description:
+        """Say what the pipeline is, where it runs and why, and how much it can hold."""
+        plan = self._plan
+        return Description(
+            text=text(plan),
+            mermaid=mermaid(plan),
+            loop=plan.loop,
+            bounds=bounds(plan),
+            source_items_bound=source_items_bound(plan),
+            num_threads=plan.num_threads,
+            seed=plan.seed,
+        )

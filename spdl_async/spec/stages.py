@@ -1,0 +1,133 @@
+"""The stages of a chain as frozen values; the builder's verbs make them, the plan reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spdl_async.errors import BuildError
+from spdl_async.spec.policy import FailurePolicy
+
+OutputOrder = Literal["input", "completion"]
+PipeMode = Literal["map", "filter", "expand"]
+
+MAX_CONCURRENCY = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Options of one ``build()``; the stages of an inlined pipeline keep those they were built with.
+
+    Compared by identity of the object, so that a shared failure budget belongs to one build.
+    """
+
+    policy: FailurePolicy = field(default_factory=FailurePolicy)
+    executor: Executor | None = None
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Where items come from."""
+
+    source: Any
+    name: str | None = None
+    policy: FailurePolicy | None = None
+    scope: Scope | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeSpec:
+    """One user op: ``map`` (1→1, or 1→n for generator functions), ``filter`` or ``expand`` (1→n)."""
+
+    op: Any
+    mode: PipeMode = "map"
+    concurrency: int = 1
+    output_order: OutputOrder = "input"
+    executor: Executor | None = None
+    name: str | None = None
+    policy: FailurePolicy | None = None
+    fuse: bool = True
+    scope: Scope | None = None
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        verb = "pipe" if self.mode == "map" else self.mode
+        check_count(self.concurrency, f"{verb}: concurrency", at_most=MAX_CONCURRENCY)
+        if self.output_order not in ("input", "completion"):
+            raise BuildError(
+                f'{verb}: output_order must be "input" (the order of the items) or "completion" '
+                f"(as they finish), not {self.output_order!r}"
+            )
+        if self.executor is not None and not isinstance(self.executor, Executor):
+            raise BuildError(
+                f"{verb}: executor must be a concurrent.futures.Executor, not {self.executor!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateSpec:
+    """Lists of ``size`` items, or the work of an ``Aggregator`` instance or factory."""
+
+    size: int | None = None
+    aggregator: Any = None
+    drop_last: bool = False
+    name: str | None = None
+    policy: FailurePolicy | None = None
+    scope: Scope | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregateSpec:
+    """Lists and tuples become their elements."""
+
+    name: str | None = None
+    policy: FailurePolicy | None = None
+    scope: Scope | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkSpec:
+    """How many results may wait for the consumer."""
+
+    buffer_size: int = 2
+
+    def __post_init__(self) -> None:
+        check_count(self.buffer_size, "add_sink: buffer_size", at_most=1_000_000)
+
+
+StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainSpec:
+    """A source, the stages below it and a sink, as far as they are described yet."""
+
+    source: SourceSpec | None = None
+    stages: tuple[StageSpec, ...] = ()
+    sink: SinkSpec | None = None
+
+
+def check_count(value: object, what: str, *, at_most: int | None = None) -> None:
+    """Raise ``BuildError`` unless ``value`` is an int of at least 1 (and at most ``at_most``)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BuildError(f"{what} must be an int of at least 1, not {value!r}")
+    if value < 1 or (at_most is not None and value > at_most):
+        limit = "" if at_most is None else f" and at most {at_most}"
+        raise BuildError(f"{what} must be at least 1{limit}, not {value}")
+
+
+def op_name(op: Callable[..., Any] | Any) -> str:
+    """Return the name by which an op is known in tables and messages when none was given."""
+    seen = 0
+    while seen < 16:
+        inner = getattr(op, "func", None) or getattr(op, "__wrapped_op__", None)
+        if inner is None or not callable(inner):
+            break
+        op, seen = inner, seen + 1
+    name = getattr(op, "__name__", None)
+    if isinstance(name, str) and name:
+        return "lambda" if name == "<lambda>" else name
+    return type(op).__name__

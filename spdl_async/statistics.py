@@ -1,0 +1,198 @@
+"""Frozen snapshots of a run: what each stage did, what failed, and which stage is the bottleneck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """One failure of user code, as text: it keeps no exception, frame or tensor alive.
+
+    Attributes:
+        stage: the stage's name.
+        index: index of the source item, from 0; -1 where no item is concerned.
+        path: ordinals below each 1→n stage.
+        source: short text of the source item when it is small, else of its type.
+        error: qualified name of the exception's type.
+        message: the exception's message.
+        where: ``file:line`` of the innermost frame.
+        traceback: the whole formatted traceback.
+        attempts: how often the op was tried.
+    """
+
+    stage: str
+    index: int
+    path: tuple[int, ...]
+    source: str
+    error: str
+    message: str
+    where: str
+    traceback: str
+    attempts: int = 1
+
+    def summary(self) -> str:
+        """Return one line: stage, item, exception."""
+        text = f"{self.error}: {self.message}" if self.message else self.error
+        if self.index < 0:
+            return f"stage {self.stage!r}: {text}"
+        path = "".join(f".{k}" for k in self.path)
+        return f"stage {self.stage!r}, item {self.index}{path} ({self.source}): {text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStatistics:
+    """What one stage did so far.
+
+    Attributes:
+        name: the stage's name.
+        kind: ``source``, ``thread``, ``async``, ``generator``, ``batch``, … .
+        concurrency: the most ops that run at once.
+        items_in: items accepted.
+        items_out: items handed on.
+        dropped: items dropped by a filter or ``DROP``.
+        failed: items on which the op failed.
+        busy: seconds in user code, summed over the concurrent calls.
+        waiting_input: seconds in which the stage had nothing to do.
+        waiting_room: seconds in which finished items waited for room below.
+        queue: items that the stage holds now.
+        peak_queue: the most that it held.
+    """
+
+    name: str
+    kind: str
+    concurrency: int
+    items_in: int
+    items_out: int
+    dropped: int
+    failed: int
+    busy: float
+    waiting_input: float
+    waiting_room: float
+    queue: int
+    peak_queue: int
+
+    def utilization(self, elapsed: float) -> float:
+        """Return the share of ``elapsed`` × concurrency that was spent in user code, 0 to 1."""
+        if elapsed <= 0:
+            return 0.0
+        return min(1.0, self.busy / (elapsed * self.concurrency))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatistics:
+    """A snapshot of a run; ``str()`` gives the table and the sentence on the bottleneck.
+
+    Attributes:
+        name: the pipeline's name.
+        epoch: number of the pass.
+        elapsed: seconds since the run started, up to its end.
+        stages: one entry a stage, in order, the source first.
+        delivered: results that the consumer has taken.
+        consumer_waiting: seconds in which the consumer waited for a result.
+        in_flight: source items that are read and not yet delivered or dropped.
+        peak_in_flight: the most of these seen.
+        failures: number of failures of user code.
+        threads: size of the thread pool.
+    """
+
+    name: str
+    epoch: int
+    elapsed: float
+    stages: Sequence[StageStatistics]
+    delivered: int
+    consumer_waiting: float
+    in_flight: int
+    peak_in_flight: int
+    failures: int
+    threads: int
+
+    @property
+    def consumer_busy(self) -> float:
+        """The share of the time in which the consumer did not wait for us, 0 to 1."""
+        if self.elapsed <= 0:
+            return 0.0
+        return max(0.0, 1.0 - self.consumer_waiting / self.elapsed)
+
+    def stage(self, name: str) -> StageStatistics:
+        """Return one stage's statistics.
+
+        Raises:
+            KeyError: there is no stage of that name; the message lists those there are.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"no stage {name!r}; there are {[s.name for s in self.stages]}")
+
+    def bottleneck(self) -> str:
+        """Say in a sentence what limits the rate."""
+        if not self.delivered or self.elapsed <= 0:
+            return "Nothing was delivered yet, so there is no bottleneck to name."
+        if self.consumer_busy >= 0.9:
+            wait = self.consumer_waiting / self.delivered * 1e3
+            return (
+                f"The consumer is the bottleneck: it waited {wait:.2f} ms a result; the pipeline "
+                f"keeps up with it."
+            )
+        busiest = max(self.stages, key=lambda s: s.utilization(self.elapsed))
+        share = busiest.utilization(self.elapsed)
+        in_threads = [s for s in self.stages if s.kind in ("thread", "generator", "aggregator")]
+        pool_share = sum(s.busy for s in in_threads) / (self.elapsed * max(1, self.threads))
+        if pool_share >= 0.8 and pool_share > share:
+            most = max(in_threads, key=lambda s: s.busy)
+            return (
+                f"The thread pool is the bottleneck: its {self.threads} threads are "
+                f"{min(1.0, pool_share):.0%} busy, most of all with {most.name!r}; a larger "
+                f"num_threads helps where there are idle cores."
+            )
+        if busiest.kind == "source" and share >= 0.5:
+            return f"The source is the bottleneck: it is busy {share:.0%} of the time."
+        if share >= 0.5:
+            slots = f"{share * busiest.concurrency:.1f} of {busiest.concurrency} calls running"
+            return (
+                f"Stage {busiest.name!r} is the bottleneck: {slots}; a higher concurrency helps "
+                f"where there are idle cores or it waits for I/O."
+            )
+        if self.consumer_busy >= 0.5:
+            return (
+                f"The consumer is the bottleneck: it is busy {self.consumer_busy:.0%} of the time."
+            )
+        return (
+            f"No stage is busy all the time; {busiest.name!r} is the busiest ({share:.0%}). Small "
+            f"items or few of them: larger batches or items cost less in hand-overs."
+        )
+
+    def __str__(self) -> str:
+        head = (
+            "stage", "kind", "conc", "in", "out", "dropped", "failed",
+            "busy s", "wait in s", "wait out s", "queue", "peak",
+        )  # fmt: skip
+        rows = [
+            (
+                s.name, s.kind, str(s.concurrency), str(s.items_in), str(s.items_out),
+                str(s.dropped), str(s.failed), f"{s.busy:.2f}", f"{s.waiting_input:.2f}",
+                f"{s.waiting_room:.2f}", str(s.queue), str(s.peak_queue),
+            )
+            for s in self.stages
+        ]  # fmt: skip
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        lines = [_line(head, widths), _line(tuple("-" * w for w in widths), widths)]
+        lines += [_line(row, widths) for row in rows]
+        rate = self.delivered / self.elapsed if self.elapsed > 0 else 0.0
+        lines.append(
+            f"{self.name}, epoch {self.epoch}: {self.delivered} delivered in {self.elapsed:.2f} s "
+            f"({rate:.1f}/s), {self.failures} failed, {self.in_flight} in flight "
+            f"(peak {self.peak_in_flight}), {self.threads} threads"
+        )
+        lines.append(self.bottleneck())
+        return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left = [
+        c.ljust(w) if i < 2 else c.rjust(w)
+        for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(left).rstrip()

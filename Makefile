@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-without-torch lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,6 +18,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# The engine needs no torch: its tests also run on a newer Python without it.
+NEWER ?= python3.13
+test-without-torch:
+	test -x .venv-newer/bin/python || $(NEWER) -m venv .venv-newer
+	.venv-newer/bin/python -m pip install --quiet --upgrade "pip>=24"
+	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout hypothesis
+	.venv-newer/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-newer/bin/python -m pytest -m "not torch" tests/contract tests/stopping tests/citizenship
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,17 @@ class StageStatistics:
     peak_queue: int
 
     def utilization(self, elapsed: float) -> float:
-        """Return the share of ``elapsed`` × concurrency that was spent in user code, 0 to 1."""
+        """Return how fully the stage was used, 0 to 1.
+
+        That is the time in user code over ``elapsed`` × concurrency; of a thread stage over
+        ``elapsed`` × cores, where it has more threads than there are cores.
+        """
         if elapsed <= 0:
             return 0.0
-        return min(1.0, self.busy / (elapsed * self.concurrency))
+        slots = self.concurrency
+        if self.kind in ("thread", "generator"):
+            slots = min(slots, _cores())  # more threads than cores is no more capacity
+        return min(1.0, self.busy / (elapsed * slots))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +144,7 @@ class RunStatistics:
                 f"The consumer is the bottleneck: it waited {wait:.2f} ms a result; the pipeline "
                 f"keeps up with it."
             )
-        busiest = max(self.stages, key=lambda s: s.utilization(self.elapsed))
+        busiest = max(self.stages, key=lambda s: (s.utilization(self.elapsed), s.busy))
         share = busiest.utilization(self.elapsed)
         in_threads = [s for s in self.stages if s.kind in ("thread", "generator", "aggregator")]
         pool_share = sum(s.busy for s in in_threads) / (self.elapsed * max(1, self.threads))
@@ -150,7 +158,8 @@ class RunStatistics:
         if busiest.kind == "source" and share >= 0.5:
             return f"The source is the bottleneck: it is busy {share:.0%} of the time."
         if share >= 0.5:
-            slots = f"{share * busiest.concurrency:.1f} of {busiest.concurrency} calls running"
+            running = busiest.busy / self.elapsed
+            slots = f"{running:.1f} of {busiest.concurrency} calls running"
             return (
                 f"Stage {busiest.name!r} is the bottleneck: {slots}; a higher concurrency helps "
                 f"where there are idle cores or it waits for I/O."
@@ -188,6 +197,12 @@ class RunStatistics:
         )
         lines.append(self.bottleneck())
         return "\n".join(lines)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ class Bound:
 
 def bounds(plan: Plan) -> tuple[Bound, ...]:
     """Return the bound of every place that can hold items, from the source to the sink."""
-    found = [Bound(plan.source.op.name, MAX_CHUNK, "source chunk")]
+    found = [Bound(plan.source.op.name, 0 if plan.source.builtin else MAX_CHUNK, "source chunk")]
     for step in plan.steps:
         if isinstance(step, MapPlan):
             found.append(Bound(" + ".join(op.name for op in step.ops), step.bound, "window"))
@@ -48,7 +48,7 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
 
 def source_items_bound(plan: Plan) -> int | None:
     """Return the most source items that can be in flight; ``None`` where it cannot be computed."""
-    total, each = MAX_CHUNK, 1
+    total, each = 0 if plan.source.builtin else MAX_CHUNK, 1
     for step in plan.steps:
         if isinstance(step, (MapPlan, FlowPlan)):
             total += step.bound * each

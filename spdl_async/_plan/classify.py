@@ -87,11 +87,9 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
             f"character; for one item write [{source[:20]!r}…], for a file's lines open(path), for a "
             f"folder Path(folder).iterdir()"
         )
-    if isinstance(source, type):
-        raise BuildError(
-            f"add_source: the source is the class {source.__name__}; pass an instance, or "
-            f"lambda: {source.__name__}(…) for a fresh one each pass"
-        )
+    if isinstance(source, type):  # a class has the methods of its instances, and is a factory of them
+        check_arity(source, 0, f"add_source({source.__name__})")
+        return source, False
     if hasattr(source, "__aiter__"):
         return _same(source), True
     if hasattr(source, "__iter__"):

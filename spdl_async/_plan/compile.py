@@ -116,6 +116,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
         open=open_source,
         on_loop=on_loop,
         single_use=is_single_use(spec.source),
+        builtin=type(spec.source) in (list, tuple, range),
         source=spec.source,
     )
 

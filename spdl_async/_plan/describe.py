@@ -20,7 +20,9 @@ def text(plan: Plan) -> str:
     """Return the description of a plan as plain text."""
     lines = [f"pipeline {plan.name!r}"]
     source = plan.source
-    where = "read on the loop" if source.on_loop else "pulled in a thread of its own"
+    where = "pulled in a thread of its own"
+    if source.builtin or source.on_loop:
+        where = "read on the loop"
     lines.append(f"  source {source.op.name!r}: {where}{policy_text(source.op)}")
     lines += [f"  {step_text(step)}" for step in plan.steps]
     lines.append(f"  sink: {plan.sink_size} waiting results")

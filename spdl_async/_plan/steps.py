@@ -40,6 +40,7 @@ class SourcePlan:
         open: returns the iterable, async iterable, or an awaitable of one, for each pass.
         on_loop: ``open`` is cheap and what it returns is read on the loop.
         single_use: the source is an iterator, which has one pass only.
+        builtin: it is a list, tuple or range, reading which runs no user code.
         source: what the user gave.
     """
 
@@ -47,6 +48,7 @@ class SourcePlan:
     open: Callable[[], Any]
     on_loop: bool
     single_use: bool
+    builtin: bool
     source: Any
 
 

@@ -9,7 +9,7 @@ from time import perf_counter as clock
 from typing import Any, Final
 
 from spdl_async._runtime.batch_step import batch_of
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
 from spdl_async._runtime.meter import Meter
@@ -94,7 +94,7 @@ class AggregateStep(HoppingStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         make: Callable[[], Any],
         *,
         drop_last: bool,

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from spdl_async._plan.steps import FLATTEN_CHUNK
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.step import Host, Step
@@ -31,7 +31,7 @@ class BatchStep(Step):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         *,
         size: int,
         drop_last: bool,
@@ -67,6 +67,7 @@ class BatchStep(Step):
                 del open_batch[:full]
                 await self.put_all(batches, meter)
                 meter.queue = len(open_batch)
+        meter.queue = 0
         if open_batch and inp.failure is None:
             if self.drop_last:
                 meter.dropped += len(open_batch)
@@ -88,7 +89,7 @@ class FlattenStep(Step):
     """The elements of lists and tuples, taken apart on the loop."""
 
     def __init__(
-        self, host: Host, source: Channel, out: Channel, *, judge: Judge, meter: Meter
+        self, host: Host, source: Channel, out: Outlet, *, judge: Judge, meter: Meter
     ) -> None:
         super().__init__(host, source, out)
         self.judge = judge

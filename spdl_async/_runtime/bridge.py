@@ -14,13 +14,12 @@ import asyncio
 import threading
 from asyncio import AbstractEventLoop, Future
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter as clock
 from typing import Any
 
-from spdl_async._runtime.channel import Channel, Signal
-from spdl_async._runtime.meter import Meter
-from spdl_async._runtime.step import Host, Step
-from spdl_async._runtime.ticket import Item
+from spdl_async._runtime.channel import Signal
+from spdl_async._runtime.ticket import Item, Ledger
 from spdl_async.errors import RunStateError
 
 CLOSED_WHILE_WAITING = (
@@ -39,6 +38,7 @@ class Handover:
     Attributes:
         delivered: results taken.
         waiting: seconds in which consumers waited.
+        end_seen: when a consumer first learned that there is no more.
     """
 
     def __init__(self, size: int, engine_loop: AbstractEventLoop | None) -> None:
@@ -52,8 +52,10 @@ class Handover:
         self.delivered = 0
         self.waiting = 0.0
         self.peak = 0
+        self.end_seen = 0.0
         self.engine_loop = engine_loop
         self._engine_thread = 0
+        self._starved = False
         self._room_called = False
         self._on_room: Any = None
         self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
@@ -91,6 +93,12 @@ class Handover:
         self.closed = True
         self.buffer.clear()
         self._wake_all()
+
+    def settle(self, ledger: Ledger) -> None:
+        """Account for the results that were taken; on the engine's loop, or after its end."""
+        taken = self.taken
+        while taken:
+            ledger.release(taken.popleft())
 
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
@@ -155,11 +163,16 @@ class Handover:
             value, item.value = item.value, None
             self.taken.append(item)
             self.delivered += 1
-            self._tell_room()
+            # A consumer that has to wait anyway is the faster side: it gives room back in one go.
+            if not self._starved or not self.buffer:
+                self._starved = False
+                self._tell_room()
             return value
         if self.closed:
             raise RunStateError(CLOSED_WHILE_WAITING)
         if self.ended and not self.buffer:
+            if not self.end_seen:
+                self.end_seen = clock()
             if self.error is not None:
                 raise self.error.with_traceback(self.trace)
             raise StopAsyncIteration
@@ -195,6 +208,7 @@ class Handover:
             if self.buffer or self.ended or self.closed:  # it came in between
                 self._wake_one()
             began = clock()
+            self._starved = True
             try:
                 await waiter
             except asyncio.CancelledError:
@@ -217,6 +231,7 @@ class Handover:
             if self.buffer or self.ended or self.closed:
                 self._wake_one()
             began = clock()
+            self._starved = True
             try:
                 lock.acquire()
             except BaseException:  # KeyboardInterrupt
@@ -229,45 +244,46 @@ class Handover:
                 self.waiting += clock() - began
 
 
-class SinkStep(Step):
-    """Moves results from the last channel to the hand-over."""
+class Sink:
+    """The engine's end of the hand-over: what the last step writes to instead of a channel."""
 
-    def __init__(self, host: Host, source: Channel, out: Channel, handover: Handover) -> None:
-        super().__init__(host, source, out)
-        self.handover = handover
-        self.room = Signal(host.loop)
-        self.meters = [Meter("sink", "sink", 1)]
-        handover.attach(host.loop, self.on_room)
+    __slots__ = ("_at_end", "_handover", "_ledger", "_room")
 
-    def start(self) -> None:
-        self.launch(self.work(), "output")
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        handover: Handover,
+        ledger: Ledger,
+        at_end: Callable[[], BaseException | None],
+    ) -> None:
+        self._handover = handover
+        self._ledger = ledger
+        self._at_end = at_end
+        self._room = Signal(loop)
+        handover.attach(loop, self.on_room)
 
     def on_room(self) -> None:
         """Account for what was taken; there is room again."""
-        handover = self.handover
-        handover.room_seen()
-        taken = handover.taken
-        release = self.host.ledger.release
-        while taken:
-            release(taken.popleft())
-        self.room.set()
+        self._handover.room_seen()
+        self._handover.settle(self._ledger)
+        self._room.set()
 
-    async def work(self) -> None:
-        """Fill the hand-over until the end."""
-        handover, inp, meter = self.handover, self.inp, self.meters[0]
-        while True:
-            room = handover.room()
-            if room <= 0:
-                began = clock()
-                await self.room.wait()
-                meter.waiting_room += clock() - began
-                continue
-            items = await inp.get_many(room)
-            if not items:
-                break
-            meter.items_in += len(items)
-            meter.items_out += len(items)
-            handover.put(items)
-            meter.queue = len(handover.buffer)
-            meter.peak = handover.peak
-        handover.finish(inp.failure or self.host.error_at_end())
+    def room(self) -> int:
+        """Return how many results may be put."""
+        return self._handover.room()
+
+    def put_nowait(self, items: list[Item], start: int = 0) -> int:
+        """Put what fits of ``items[start:]``; return how many that were."""
+        count = min(self._handover.room(), len(items) - start)
+        if count > 0:
+            self._handover.put(items[start : start + count])
+        return count
+
+    async def wait_room(self) -> None:
+        """Return when there is room for at least one result."""
+        while self._handover.room() <= 0:
+            await self._room.wait()
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """End the results, after those that are in the buffer."""
+        self._handover.finish(failure or self._at_end())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
 from collections import deque
+from typing import Protocol
 
 from spdl_async._runtime.ticket import Item
 
@@ -45,6 +46,22 @@ class Signal:
             await self._waiter
         finally:
             self._waiter = None
+
+
+class Outlet(Protocol):
+    """Where a step writes to: a channel, or the sink."""
+
+    def room(self) -> int:
+        """Return how many items can be put now."""
+
+    def put_nowait(self, items: list[Item], start: int = 0) -> int:
+        """Put what fits of ``items[start:]``; return how many that were."""
+
+    async def wait_room(self) -> None:
+        """Return when there is room for at least one item."""
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """End the data, after what is already in it."""
 
 
 class Channel:

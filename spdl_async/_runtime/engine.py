@@ -37,8 +37,8 @@ from time import perf_counter as clock
 from typing import Any
 
 from spdl_async._plan.steps import Plan
-from spdl_async._runtime.bridge import Handover, SinkStep
-from spdl_async._runtime.channel import Channel, Signal
+from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import FailureLog, Judges
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
@@ -88,13 +88,12 @@ class Engine:
     def wire(self) -> None:
         """Make the steps, on the engine's loop."""
         plan = self.plan
-        edge = Channel(self.loop)
-        self.steps.append(make_source(self, plan, edge))
-        for step_plan in plan.steps:
-            below = Channel(self.loop)
-            self.steps.append(make_step(step_plan, self, edge, below))
-            edge = below
-        self.steps.append(SinkStep(self, edge, Channel(self.loop), self.handover))
+        edges = [Channel(self.loop) for _ in plan.steps]
+        sink = Sink(self.loop, self.handover, self.ledger, self.judges.at_end)
+        below: list[Outlet] = [*edges, sink]
+        self.steps.append(make_source(self, plan, below[0]))
+        for at, step_plan in enumerate(plan.steps):
+            self.steps.append(make_step(step_plan, self, edges[at], below[at + 1]))
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
@@ -179,9 +178,6 @@ class Engine:
     def became_quiet(self) -> None:
         self.changed.set()
 
-    def error_at_end(self) -> BaseException | None:
-        return self.judges.at_end()
-
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
         error.add_note("spdl_async: this is an error of the library itself; please report it")
@@ -209,6 +205,11 @@ class Engine:
                     step.puller.cancelled = True
                     step.puller.gate.put(None)
 
+    def at_work(self) -> bool:
+        """Tell whether a thread of the run has work, as opposed to waiting for some."""
+        pullers = [s.puller for s in self.steps if isinstance(s, SourceStep)]
+        return self.pool.busy or any(p.alive and not p.starving for p in pullers)
+
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
         pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
@@ -224,12 +225,13 @@ class Engine:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
-        end = clock() if self.finished is None else self.finished
+        if self.finished is not None:  # the engine's loop does not do it any more
+            self.handover.settle(self.ledger)
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,
-            elapsed=end - self.started,
-            stages=tuple(shot for step in self.steps[:-1] for shot in step.statistics()),
+            elapsed=self.end_time() - self.started,
+            stages=tuple(shot for step in self.steps for shot in step.statistics()),
             delivered=self.handover.delivered,
             consumer_waiting=self.handover.waiting,
             in_flight=self.ledger.opened - self.ledger.closed,
@@ -237,6 +239,14 @@ class Engine:
             failures=self.log.total,
             threads=self.plan.num_threads,
         )
+
+    def end_time(self) -> float:
+        """Return when the pass ended, for its consumer; now, while it has not."""
+        if self.handover.end_seen:
+            return self.handover.end_seen
+        if self.finished is not None and self.handover.closed:
+            return self.finished
+        return clock()
 
     def report(self) -> str:
         """Say what still runs: stage, item, and the stack of the thread or task."""

@@ -99,7 +99,7 @@ class FlowHop(BaseHop):
         while True:
             flow, self.flow = self.flow, None
             if flow is None:
-                if step.halted:
+                if step.halted or step.starts_on_loop:  # there the loop begins flows
                     return False
                 try:
                     flow = step.inbox.popleft()

@@ -16,7 +16,7 @@ from typing import Any
 
 from spdl_async._plan.results import is_plain
 from spdl_async._plan.steps import WINDOW_FACTOR
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
@@ -86,7 +86,7 @@ class ForeignStep(WindowedStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         calls: list[Callable[[Any], Any]],
         *,
         executor: Executor,

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
 from spdl_async._runtime.hop import BaseHop
@@ -38,7 +38,7 @@ class ThreadFlowStep(HoppingStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         call: Callable[[Any], Any],
         *,
         is_generator: bool,

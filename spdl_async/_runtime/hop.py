@@ -177,7 +177,8 @@ class MapHop(BaseHop):
             if share >= step.share or now - announced > SHARE_SECONDS:
                 share = 0
                 announced = now
-                if not step.woken:
+                # With a dry inbox the hop ends now, and its end is announced anyway.
+                if not step.woken and step.inbox:
                     step.wake()
             if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
                 if not step.woken:

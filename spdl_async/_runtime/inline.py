@@ -7,9 +7,8 @@ results are those of the engine; concurrency, executors and completion order hav
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterable, Awaitable, Generator, Iterator
+from collections.abc import AsyncIterable, Generator, Iterator
 from time import perf_counter as clock
 from typing import Any, Protocol
 
@@ -26,8 +25,10 @@ from spdl_async._plan.steps import (
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
+from spdl_async._runtime.inline_loop import InlineLoop
 from spdl_async._runtime.meter import Meter
-from spdl_async._runtime.source_step import FAILURES_IN_A_ROW, iterate
+from spdl_async._runtime.puller import iterate
+from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
 from spdl_async._runtime.ticket import Item, OpFailure, Ticket, kept_source
 from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
@@ -54,7 +55,7 @@ class InlinePass:
         self.log = FailureLog()
         self.judges = Judges(self.log)
         self.meters: list[Meter] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop = InlineLoop()
         self.started = clock()
         self.finished: float | None = None
         self.delivered = 0
@@ -94,10 +95,7 @@ class InlinePass:
         """Close the generators of the chain, those of user code included, and the loop."""
         for part in reversed(self.chain):
             part.close()
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
+        self.loop.close()
         if self.finished is None:
             self.finished = clock()
 
@@ -135,24 +133,6 @@ class InlinePass:
         meter = Meter(op.name, kind, 1)
         self.meters.append(meter)
         return op, meter, self.judges.of(op)
-
-    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run an awaitable on a loop of our own in this thread."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            close = getattr(awaitable, "close", None)
-            if close is not None:
-                close()
-            raise RunStateError(
-                "run_sync(inline=True) runs async ops in the calling thread, where a loop is running "
-                "already; use it from ordinary code, or pipeline.run() here"
-            )
-        if self.loop is None:
-            self.loop = asyncio.new_event_loop()
-        return self.loop.run_until_complete(_awaited(awaitable))
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
         """Apply a policy to a failure; raise what ends the run."""
@@ -219,29 +199,14 @@ class InlinePass:
         try:
             source = self.plan.source.open()
             if inspect.isawaitable(source):
-                source = self.wait_for(source)
+                source = self.loop.wait_for(source)
             if isinstance(source, AsyncIterable):
-                return self.drive(source)
+                return self.loop.drive(source)
             return iterate(source)
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             failure = caught(error)
             judge.note(Item(None, Ticket(self.epoch, 0, None)), failure)
             raise failure.exception from failure.exception.__cause__
-
-    def drive(self, values: AsyncIterable[Any]) -> Generator[Any, None, None]:
-        """Iterate an async iterable in this thread."""
-        iterator = aiter(values)
-        try:
-            while True:
-                try:
-                    value = self.wait_for(anext(iterator))
-                except StopAsyncIteration:
-                    return
-                yield value
-        finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                self.wait_for(close())
 
     def step(self, plan: StepPlan, above: Items) -> Items:
         """Return the generator of a step."""
@@ -277,7 +242,7 @@ class InlinePass:
         try:
             value = op.call(argument)
             if type(value) not in plain and not is_plain(value, plain) and value is not DROP:
-                value = self.wait_for(value)
+                value = self.loop.wait_for(value)
         except RunStateError:
             raise
         except BaseException as error:  # noqa: BLE001 -- the policy decides
@@ -337,8 +302,8 @@ class InlinePass:
         if op.kind == "generator":
             return iter(made)
         if inspect.isawaitable(made):
-            made = self.wait_for(made)
-        return self.drive(made) if isinstance(made, AsyncIterable) else flow.iterate(made)
+            made = self.loop.wait_for(made)
+        return self.loop.drive(made) if isinstance(made, AsyncIterable) else flow.iterate(made)
 
     def batches(self, plan: BatchPlan, meter: Meter, above: Items) -> Items:
         """Make lists."""
@@ -420,7 +385,3 @@ class InlinePass:
                     child = Item(element, item.ticket, (*item.path, ordinal), item.members)
                 yield child
         self.finish(judge)
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -24,6 +24,9 @@ class Live(Protocol):
     def post_stop(self) -> None:
         """Ask the run to stop, from any thread."""
 
+    def at_work(self) -> bool:
+        """Tell whether one of its threads has work, as opposed to waiting for some."""
+
     def threads(self) -> list[threading.Thread]:
         """Return its threads that have not ended."""
 
@@ -54,6 +57,10 @@ class Registry:
         """Let go of a run that has ended."""
         self._runs.discard(run)
 
+    def threads_at_work(self) -> bool:
+        """Tell whether a thread of any live run has work; for a clock that must not run ahead."""
+        return any(run.at_work() for run in list(self._runs))
+
     def stop_all(self) -> None:
         """Stop every run, wait a bounded time for all of them together, then let go."""
         runs = list(self._runs)
@@ -72,3 +79,8 @@ class Registry:
 
 
 registry = Registry()
+
+
+def threads_at_work() -> bool:
+    """Tell whether a thread of any live run has work; for a clock that must not run ahead."""
+    return registry.threads_at_work()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from spdl_async._plan.steps import WINDOW_FACTOR
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
@@ -29,7 +29,7 @@ class LoopStep(WindowedStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         call: Callable[[Any], Awaitable[Any]],
         *,
         concurrency: int,

@@ -29,6 +29,11 @@ class ThreadPool(Executor):
         self._closed = False
         self.waiting = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job waits or runs."""
+        return self.waiting > 0 or self._idle < len(self.threads)
+
     def put(self, job: Callable[[], object]) -> None:
         """Queue a job that handles its own errors.
 

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, Protocol
 
-from spdl_async._runtime.channel import Channel, Signal
+from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
@@ -50,9 +50,6 @@ class Host(Protocol):
     def crashed(self, error: BaseException) -> None:
         """Hear of an error that is ours, from any thread."""
 
-    def error_at_end(self) -> BaseException | None:
-        """Return what is wrong with the pass as a whole, after its last item."""
-
     def saw_drop(self) -> None:
         """Hear that an op returned DROP."""
 
@@ -60,7 +57,7 @@ class Host(Protocol):
 class Step:
     """One step of a run, on the engine's loop."""
 
-    def __init__(self, host: Host, source: Channel | None, out: Channel) -> None:
+    def __init__(self, host: Host, source: Channel | None, out: Outlet) -> None:
         self.host = host
         self.source = source
         self.out = out
@@ -132,7 +129,7 @@ class WindowedStep(Step):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         *,
         ordered: bool,
         pace: Pace,

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from spdl_async._plan.steps import WINDOW_FACTOR
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop
 from spdl_async._runtime.meter import Meter
@@ -38,7 +38,7 @@ class HoppingStep(WindowedStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         *,
         concurrency: int,
         executor: Executor | None,
@@ -200,7 +200,7 @@ class ThreadStep(HoppingStep):
         self,
         host: Host,
         source: Channel,
-        out: Channel,
+        out: Outlet,
         calls: list[Callable[[Any], Any]],
         *,
         concurrency: int,
@@ -280,7 +280,9 @@ class ThreadStep(HoppingStep):
         self.share = 1
         if is_quick and self.pace.window > self.pace.floor:
             share = int(SHARE_SECONDS / max(average, 1e-9))
-            self.share = max(1, min(self.pace.window // 2, share))
+            self.share = max(1, min(self.pace.window, share))
+            if share >= self.pace.window:  # one hop's work: nothing is lost by asking for all
+                self.pace.least = self.pace.window * 3 // 4
 
     def start_awaiting(self, hop: MapHop, item: Item) -> None:
         """Await on the loop what an op returned; the slot stays taken."""

@@ -20,7 +20,7 @@ DROPPED: Final = 2
 FAILED: Final = 3
 
 MAX_KEPT_BYTES: Final = 1024
-_KEPT_TYPES: Final = frozenset({int, float, bool, type(None)})
+KEPT_TYPES: Final = frozenset({int, float, bool, type(None)})
 
 
 class Ticket:
@@ -104,8 +104,14 @@ class Ledger:
             ticket.open -= 1
             if not ticket.open:
                 self.closed += 1
-        else:
-            for member in item.members:
+            return
+        for member in item.members:
+            if member.members is None:
+                ticket = member.ticket
+                ticket.open -= 1
+                if not ticket.open:
+                    self.closed += 1
+            else:
                 self.release(member)
 
     def adopt(self, parent: Item, children: int) -> None:
@@ -122,7 +128,7 @@ class Ledger:
 def kept_source(value: Any) -> Any:
     """Return the part of a source item that a ticket may keep: itself when small, else its type."""
     kind = type(value)
-    if kind in _KEPT_TYPES:
+    if kind in KEPT_TYPES:
         return value
     if kind is str or kind is bytes:
         return value if len(value) <= MAX_KEPT_BYTES else kind

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from spdl_async._plan.place import drains
 from spdl_async._plan.steps import (
-    MAX_CHUNK,
     MAX_FLOW,
     AggregatePlan,
     BatchPlan,
@@ -19,7 +18,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async._runtime.aggregate_step import AggregateStep
 from spdl_async._runtime.batch_step import BatchStep, FlattenStep
-from spdl_async._runtime.channel import Channel
+from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
 from spdl_async._runtime.loop_step import LoopStep
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
 
 
-def make_source(engine: Engine, plan: Plan, out: Channel) -> Step:
+def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
     """Make the step that reads the source."""
     source = plan.source
     return SourceStep(
@@ -40,8 +39,8 @@ def make_source(engine: Engine, plan: Plan, out: Channel) -> Step:
         out,
         source.open,
         on_loop=source.on_loop,
+        builtin=source.source if source.builtin else None,
         epoch=engine.epoch,
-        max_chunk=MAX_CHUNK,
         judge=engine.judges.of(source.op),
         meter=Meter(source.op.name, "source", 1),
         thread_name=f"spdl_async-{plan.name}-source",
@@ -49,13 +48,13 @@ def make_source(engine: Engine, plan: Plan, out: Channel) -> Step:
 
 
 @functools.singledispatch
-def make_step(plan: StepPlan, engine: Engine, above: Channel, below: Channel) -> Step:  # noqa: ARG001 -- the form of all
+def make_step(plan: StepPlan, engine: Engine, above: Channel, below: Outlet) -> Step:  # noqa: ARG001 -- the form of all
     """Make the running form of a planned step."""
     raise AssertionError(f"no step for {plan!r}")
 
 
 @make_step.register(MapPlan)
-def _(plan: MapPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     judges = [engine.judges.of(op) for op in plan.ops]
     kind = "async" if plan.on_loop else "thread"
     meters = [Meter(op.name, kind, plan.concurrency) for op in plan.ops]
@@ -101,7 +100,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Channel) -> Step:
 
 
 @make_step.register(FlowPlan)
-def _(plan: FlowPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     return ThreadFlowStep(
         engine,
         above,
@@ -120,7 +119,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Channel) -> Step:
 
 
 @make_step.register(BatchPlan)
-def _(plan: BatchPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+def _(plan: BatchPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     return BatchStep(
         engine,
         above,
@@ -132,7 +131,7 @@ def _(plan: BatchPlan, engine: Engine, above: Channel, below: Channel) -> Step:
 
 
 @make_step.register(AggregatePlan)
-def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Channel) -> Step:
+def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     return AggregateStep(
         engine,
         above,
@@ -146,7 +145,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Channel) -> St
 
 
 @make_step.register(FlattenPlan)
-def _(plan: FlattenPlan, engine: Engine, above: Channel, below: Channel) -> Step:
+def _(plan: FlattenPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     return FlattenStep(
         engine,
         above,

@@ -1,0 +1,143 @@
+"""What every test is run with: two kinds of loop, a check for leaks, and no silent trouble.
+
+Nothing here needs torch, uvloop or hypothesis: a part of the suite runs without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+import traceback
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from spdl_async.testing import check_leaks
+
+LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
+
+# Loops
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LOOPS] = []
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Run each async test on asyncio's loop in debug mode, and on uvloop where it is installed."""
+    makers: dict[str, Callable[[], AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if importlib.util.find_spec("uvloop") is not None:
+        makers["uvloop"] = importlib.import_module("uvloop").new_event_loop
+    loops = config.stash[LOOPS]
+    return {name: functools.partial(_remembered, loops, make) for name, make in makers.items()}
+
+
+def _remembered(
+    loops: list[AbstractEventLoop], make: Callable[[], AbstractEventLoop]
+) -> AbstractEventLoop:
+    loop = make()
+    loops[:] = [loop]  # a test has one
+    return loop
+
+
+def _loop_of_test(item: pytest.Item) -> AbstractEventLoop | None:
+    loops = item.config.stash[LOOPS]
+    loop = loops.pop() if loops else None
+    if loop is None or loop.is_closed():
+        return None
+    if isinstance(loop, asyncio.BaseEventLoop):  # uvloop's is none, and its debug mode checks less
+        loop.set_debug(True)
+    return loop
+
+
+# Leaks and trouble
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what was imported out of the collections that follow each test."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test that leaks a task, a thread of ours, a descriptor or a run, or hides an error."""
+    with trouble() as heard, check_leaks(loop=_loop_of_test(item)):
+        result = yield
+    if heard:
+        pytest.fail("errors that nobody saw:\n\n" + "\n".join(heard), pytrace=False)
+    return result
+
+
+class _Listener(logging.Handler):
+    """Gathers what event loops log as errors: lost exceptions, failed callbacks."""
+
+    def __init__(self, heard: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self.heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(logging.Formatter().format(record))
+
+
+@contextmanager
+def trouble() -> Iterator[list[str]]:
+    """Gather errors that have no caller: of finalizers, of threads, of loops' callbacks."""
+    heard: list[str] = []
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        text = "".join(
+            traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        )
+        heard.append(f"{args.err_msg or 'Exception ignored in'} {args.object!r}\n{text}")
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        text = "".join(
+            traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        )
+        heard.append(f"in thread {args.thread!r}\n{text}")
+
+    hooks = sys.unraisablehook, threading.excepthook
+    sys.unraisablehook, threading.excepthook = unraisable, in_thread
+    listener = _Listener(heard)
+    logging.getLogger("asyncio").addHandler(listener)
+    try:
+        yield heard
+    finally:
+        logging.getLogger("asyncio").removeHandler(listener)
+        sys.unraisablehook, threading.excepthook = hooks
+
+
+# Markers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this Python, or this machine, cannot run."""
+    for item in items:
+        if item.get_closest_marker("torch") is not None and not has_torch():
+            item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+        if item.get_closest_marker("gpu") is not None and not has_cuda():
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@functools.cache
+def has_torch() -> bool:
+    """Tell whether torch is installed, without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Tell whether there is a CUDA device; asked only where a collected test needs one."""
+    return has_torch() and bool(importlib.import_module("torch").cuda.is_available())

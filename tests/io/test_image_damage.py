@@ -1,0 +1,174 @@
+"""decode_image and read_image: damaged data, missing decoders, and files that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from PIL import Image
+from sample_pictures import JPEGS, by_pillow, encode, photo, psnr
+
+from spdl_async.errors import DecodeError
+from spdl_async.io import _image, _pillow, decode_image, read_image
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_truncated_jpeg_is_an_error_wherever_it_ends(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = JPEGS[kind]
+    ends = {*range(1, len(data), len(data) // 70), *range(len(data) - 20, len(data))}
+    for end in ends:
+        for size in (None, 16):
+            with pytest.raises(DecodeError):
+                decode_image(data[:end], size=size)
+    with pytest.raises(DecodeError, match="truncated"):
+        decode_image(data[: len(data) * 2 // 3])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP", "PPM"])
+def test_a_truncated_file_of_another_format_is_an_error(format: str) -> None:  # noqa: A002
+    data = encode(photo(), format)
+    for end in range(1, len(data), len(data) // 40):
+        with pytest.raises(DecodeError):
+            decode_image(data[:end])
+
+
+def test_a_hole_in_a_jpeg_is_an_error_that_says_what() -> None:
+    data = JPEGS["restarts"]
+    with pytest.raises(DecodeError, match=r"damaged JPEG \([\d,]+ bytes\): "):
+        decode_image(data[:3000] + data[3500:])
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "TGA"])
+def test_random_damage_gives_a_picture_or_a_decode_error(format: str) -> None:  # noqa: A002
+    rng = random.Random(5)
+    data = encode(photo(40, 50), format)
+    for _ in range(150):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 4, 20))):
+            damaged[rng.randrange(len(data))] = rng.randrange(256)
+        with contextlib.suppress(DecodeError):
+            assert decode_image(damaged, size=(20, 30)).shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes"),
+        (b"\xff\xd8\xff", r"JPEG file \(3 bytes\)"),
+        (b"\x89PNG\r\n\x1a\n", r"PNG file \(8 bytes\)"),
+        (b"\n<!DOCTYPE html><title>Not found</title>", "looks like HTML or XML: '<!DOCTYPE"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "HTML or XML"),
+        ("404: n\u00e4chstes Mal".encode(), "looks like text: '404: n\u00e4chstes"),
+        (("x" * 510 + "\u00e4\u00e4").encode(), "looks like text: 'xxx"),
+        (b"%PDF-1.7", "PDF document"),
+        (b"PK\x03\x04rest", "ZIP"),
+        (b"\x00\x00\x00\x18ftypheic\x00\x00", "HEIC"),
+        (b"\x00\x00\x00\x18ftypisom\x00\x00", "brand 'isom'"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        (bytes(1000), "all zero"),
+        (b"\x07\x99" * 50, "begin with 07 99 07"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "EPS"),
+    ],
+)
+def test_what_is_no_picture_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(DecodeError, match=message):
+        decode_image(data)
+
+
+def test_without_simplejpeg_pillow_decodes_jpegs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_image, "simplejpeg", None)
+    for kind, data in JPEGS.items():
+        assert np.array_equal(decode_image(data), by_pillow(data)), kind
+        assert psnr(decode_image(data, size=(30, 30)), by_pillow(data, (30, 30))) > 34
+        with pytest.raises(DecodeError, match="truncated"):
+            decode_image(data[: len(data) // 2])
+
+
+def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pillow, "_HAS_PILLOW", False)
+    assert decode_image(JPEGS["4:2:0"]).shape == (120, 161, 3)
+    for data in (JPEGS["cmyk"], encode(photo(), "PNG")):
+        with pytest.raises(ImportError, match=r"pip install 'spdl-async\[image\]'"):
+            decode_image(data)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_picture_with_too_many_pixels_is_refused(
+    format: str,  # noqa: A002
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = encode(photo(), format)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS"):
+        decode_image(data)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_image(data).shape == (120, 161, 3)
+
+
+def test_read_image(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(JPEGS["4:2:0"])
+    assert np.array_equal(read_image(path, size=50), decode_image(JPEGS["4:2:0"], size=50))
+    assert read_image(str(path)).shape == (120, 161, 3)
+
+
+def test_read_image_errors_name_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(JPEGS["4:2:0"][:2000])
+    with pytest.raises(DecodeError) as caught:
+        read_image(path)
+    assert str(caught.value).startswith(f"{path}: truncated JPEG: the data ends after 2,000 bytes")
+    assert isinstance(caught.value.__cause__, ValueError), "what libjpeg said is kept"
+    with pytest.raises(FileNotFoundError) as missing:
+        read_image(tmp_path / "none.jpg")
+    assert missing.value.filename == str(tmp_path / "none.jpg")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_read_image_does_not_wait_for_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(OSError, match="regular file") as caught:
+        read_image(tmp_path / "pipe.jpg")
+    assert caught.value.filename == str(tmp_path / "pipe.jpg")
+    with pytest.raises(IsADirectoryError):
+        read_image(tmp_path)
+
+
+def test_a_missing_pillow_is_noticed_only_when_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEGS["4:2:0"])
+    (tmp_path / "b.png").write_bytes(encode(photo(), "PNG"))
+    code = """
+        import sys
+        sys.modules["PIL"] = None
+        from spdl_async.io import read_image
+        from spdl_async.io._resize import _KERNEL_STAYS_ON_ITS_THREAD
+        size = 32 if _KERNEL_STAYS_ON_ITS_THREAD else None
+        print(read_image(sys.argv[1], size=size).shape[2])
+        try:
+            read_image(sys.argv[2])
+        except ImportError as error:
+            print(error)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "a.jpg", tmp_path / "b.png"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.startswith("3\n")
+    assert "pip install 'spdl-async[image]'" in result.stdout

@@ -1,0 +1,135 @@
+"""The benchmarks run, and their tables have all their rows. No time is asserted, only presence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks._measure import Contestant, Race, Target, missed, percentile, run_race, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _quick(module: str, *arguments: str) -> str:
+    """Run one benchmark as a user does; warnings of ours would be errors here."""
+    command = [sys.executable, "-m", module, "--quick", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_engine_prints_every_row() -> None:
+    output = _quick("benchmarks.engine")
+    keys = ("thread", "three", "async", "start", "ready", "waiting", "fairness", "growth", "memory")
+    for key in keys:
+        assert f"[{key}]" in output
+    for text in (
+        "machine: ",
+        "ThreadPoolExecutor(4).map",
+        "spdl_async, for",
+        "spdl_async, async for, loop='own'",
+        "spdl_async, async for, asyncio.run",
+        "spdl_async, fused, for",
+        "spdl_async, not fused, for",
+        "hand-written gather + Semaphore(4)",
+        "queue.Queue between two threads",
+        "spdl_async, two stages on our pool",
+        "missed: ",
+    ):
+        assert text in output
+
+
+def test_engine_runs_the_rows_asked_for() -> None:
+    output = _quick("benchmarks.engine", "--only", "start", "--rounds", "2")
+    assert "[start]" in output
+    assert "2 rounds" in output
+    assert "[thread]" not in output
+
+
+@pytest.mark.torch
+def test_images_prints_both_sets() -> None:
+    output = _quick("benchmarks.images")
+    for text in (
+        "[small]",
+        "[large]",
+        "bare threads, queue.Queue",
+        "spdl_async, for",
+        "spdl_async, async for, asyncio.run",
+        "SPDL load_image_batch",
+        "torch DataLoader + Pillow, 2 processes",
+    ):
+        assert text in output
+
+
+@pytest.mark.torch
+def test_images_takes_a_folder_and_leaves_out_what_is_damaged(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    from benchmarks._photos import make
+
+    make(tmp_path, count=3, width=64, height=48)
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
+    output = _quick("benchmarks.images", "--folder", str(tmp_path))
+    assert "[folder] 3 files" in output
+    assert "left out: " in output
+    assert "[small]" not in output
+
+
+def _alternating(log: list[str], name: str, values: list[float]) -> Contestant:
+    rest = iter(values)
+
+    def run() -> float:
+        log.append(name)
+        return next(rest)
+
+    return Contestant(name=name, run=run)
+
+
+def test_rounds_are_interleaved_and_change_direction() -> None:
+    log: list[str] = []
+    one = _alternating(log, "one", [1.0, 2.0])
+    two = _alternating(log, "two", [1.0, 2.0])
+    race = Race(key="k", title="t", unit="u", contestants=[one, two])
+    outcome = run_race(race, rounds=2, warm_up=False)
+    assert log == ["one", "two", "two", "one"]
+    assert outcome.values == {"one": [1.0, 2.0], "two": [1.0, 2.0]}
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    log: list[str] = []
+    base = _alternating(log, "base", [10.0, 100.0, 10.0])
+    ours = _alternating(log, "ours", [20.0, 200.0, 50.0])
+    race = Race(key="k", title="t", unit="u", contestants=[base, ours])
+    outcome = run_race(race, rounds=3, warm_up=False)
+    assert outcome.ratio("ours", "base") == 2.0
+    assert outcome.ratio("ours", "absent") is None
+    lower = Race(key="k", title="t", unit="u", contestants=[], lower_wins=True)
+    outcome.race = lower
+    assert outcome.ratio("ours", "base") == 0.5
+
+
+def test_a_table_judges_targets_and_names_what_is_absent() -> None:
+    met = (Target(bound=2.0, reference="base"), Target(bound=9.0, reference="absent"))
+    contestants = [
+        Contestant(name="base", run=lambda: 10.0),
+        Contestant(name="quick", run=lambda: 20.0, targets=met),
+        Contestant(name="slow", run=lambda: 5.0, targets=(Target(bound=4.0, at_most=True),)),
+        Contestant(name="absent", run=None),
+    ]
+    race = Race(key="k", title="t", unit="u", contestants=contestants, baseline="base")
+    outcome = run_race(race, rounds=1)
+    lines = [line.split() for line in table(outcome).splitlines()]
+    assert lines[2:] == [
+        ["1.00", "x", "base", "10.0", "10.0", "10.0"],
+        [">=", "2", "x", "2.00", "x", "ok", "quick", "20.0", "20.0", "20.0"],
+        ["<=", "4", "5.00", "MISSED", "slow", "5.00", "5.00", "5.00"],
+        ["absent:", "not", "installed"],
+    ]
+    assert missed(outcome) == ["[k] slow"]
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0

@@ -137,25 +137,23 @@ class AggregateStep(HoppingStep):
         else:
             self.flushed = True
 
-    async def emit(self) -> None:
-        while True:
-            if self.outcomes and self.fatal is None:
-                await self.emit_outcome(*self.outcomes.popleft())
-            elif self.fatal is not None:
-                self.stop_starting()
-                self.out.close(self.fatal)
-                self.stop()
-                return
-            elif self.input_ended and self.flushed and not self.accepted:
-                self.drop_tail()
-                self.out.close(self.inp.failure or self.verdict_at_end())
-                return
-            else:
-                await self.signal.wait()
+    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+        self.advance_soon()  # outputs wait for room, not items: those left with their outcome
 
-    async def emit_outcome(
-        self, item: Item | None, values: list[Any], bad: OpFailure | None
-    ) -> None:
+    def advance(self) -> None:
+        self.advancing = False
+        if self.closed:
+            return
+        while self.outcomes and self.fatal is None and not self.untaken:
+            self.settle_outcome(*self.outcomes.popleft())
+        if self.fatal is not None:
+            self.end_with(self.fatal)
+        elif self.input_ended and self.flushed and not self.accepted:
+            self.closed = True
+            self.drop_tail()
+            self.out.close(self.inp.failure or self.verdict_at_end())
+
+    def settle_outcome(self, item: Item | None, values: list[Any], bad: OpFailure | None) -> None:
         """Settle one call and hand on what came of it."""
         judge, meter = self.judges[0], self.meters[0]
         if bad is not None:
@@ -169,13 +167,15 @@ class AggregateStep(HoppingStep):
                 meter.dropped += len(values) - len(kept)
                 self.host.saw_drop()
             if kept:
-                await self.put_all(self.wrap(kept), meter)
-            if self.by_call:
+                self.emit(self.wrap(kept))
+            if self.by_call and self.fatal is None:
                 self.fatal = judge.over_budget()
         if item is None:
             self.flushed = True
         else:
-            self.gone(1)
+            self.accepted -= 1
+            meter.queue = self.accepted
+            self.room.set()
 
     def fail(self, item: Item | None, failure: OpFailure) -> None:
         """Apply the policy: a failure of ``accumulate`` concerns its item, of ``flush`` the tail."""

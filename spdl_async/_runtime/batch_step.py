@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from spdl_async._plan.steps import FLATTEN_CHUNK
-from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.step import Host, Step
@@ -40,33 +40,37 @@ class BatchStep(Step):
         super().__init__(host, source, out)
         self.size = size
         self.drop_last = drop_last
+        self.room = Signal(host.loop)
         self.meters = [meter]
 
     def start(self) -> None:
         self.launch(self.work(), "batches")
+
+    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+        self.room.set()
 
     async def work(self) -> None:
         """Fill batches until the input ends; a failure above leaves the open one unfinished."""
         inp, out, size, meter = self.inp, self.out, self.size, self.meters[0]
         open_batch: list[Item] = []
         while True:
-            # As much as fills the batches that the next step has room for, at least one.
-            most = size * max(1, out.room()) - len(open_batch)
+            while self.untaken:  # a full batch waits: no other one is begun
+                await self.room.wait()
             began = clock()
-            items = await inp.get_many(min(most, max(MANY, size - len(open_batch))))
+            # As much as fills the batches that the next step has room for, at least one.
+            items = await inp.get_many(size * max(1, out.room()) - len(open_batch))
             meter.waiting_input += clock() - began
             if not items:
                 break
             meter.items_in += len(items)
             open_batch.extend(items)
-            meter.queue = min(len(open_batch), size)
-            meter.peak = max(meter.peak, meter.queue)
+            meter.peak = max(meter.peak, min(size, len(open_batch)))
             if len(open_batch) >= size:
                 full = len(open_batch) // size * size
                 batches = [self.gather(open_batch[k : k + size]) for k in range(0, full, size)]
                 del open_batch[:full]
-                await self.put_all(batches, meter)
-                meter.queue = len(open_batch)
+                self.emit(batches)
+            meter.queue = len(open_batch)
         meter.queue = 0
         if open_batch and inp.failure is None:
             if self.drop_last:
@@ -74,7 +78,7 @@ class BatchStep(Step):
                 for item in open_batch:
                     self.host.ledger.release(item)
             else:
-                await self.put_all([self.gather(open_batch)], meter)
+                self.emit([self.gather(open_batch)])
         out.close(inp.failure)
 
     def gather(self, members: list[Item]) -> Item:
@@ -93,15 +97,21 @@ class FlattenStep(Step):
     ) -> None:
         super().__init__(host, source, out)
         self.judge = judge
+        self.room = Signal(host.loop)
         self.meters = [meter]
 
     def start(self) -> None:
         self.launch(self.work(), "elements")
 
+    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+        self.room.set()
+
     async def work(self) -> None:
         """Take apart one item after the other, in pieces that do not hold up the loop."""
         inp, out, meter = self.inp, self.out, self.meters[0]
         while True:
+            while self.untaken:
+                await self.room.wait()
             began = clock()
             items = await inp.get_many(FLATTEN_CHUNK)
             meter.waiting_input += clock() - began
@@ -148,9 +158,11 @@ class FlattenStep(Step):
                     meter.dropped += 1
                     self.host.saw_drop()
                     self.host.ledger.release(child)
-            await self.put_all(kept, meter)
+            if kept:
+                self.emit(kept)
             meter.queue = len(value) - start - len(part)
-            await asyncio.sleep(0)
+            if meter.queue:
+                await asyncio.sleep(0)
         if not known:
             self.host.ledger.release(item)
         return self.judge.over_budget()

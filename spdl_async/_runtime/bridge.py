@@ -18,7 +18,6 @@ from collections.abc import Callable
 from time import perf_counter as clock
 from typing import Any
 
-from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.ticket import Item, Ledger
 from spdl_async.errors import RunStateError
 
@@ -51,7 +50,6 @@ class Handover:
         self.trace: Any = None
         self.delivered = 0
         self.waiting = 0.0
-        self.peak = 0
         self.end_seen = 0.0
         self.engine_loop = engine_loop
         self._engine_thread = 0
@@ -70,13 +68,12 @@ class Handover:
         self._on_room = on_room
 
     def room(self) -> int:
-        """Return how many results may be put."""
+        """Return how many results the sink has room for; negative where some lie beyond it."""
         return self.size - len(self.buffer)
 
     def put(self, items: list[Item]) -> None:
         """Add results and wake as many waiting consumers."""
         self.buffer.extend(items)
-        self.peak = max(self.peak, len(self.buffer))
         for _ in items:
             self._wake_one()
 
@@ -245,9 +242,13 @@ class Handover:
 
 
 class Sink:
-    """The engine's end of the hand-over: what the last step writes to instead of a channel."""
+    """The engine's end of the hand-over: what the last step writes to instead of a channel.
 
-    __slots__ = ("_at_end", "_handover", "_ledger", "_room")
+    Results beyond the sink's size lie in the buffer too, where a consumer that is faster finds them
+    without a round trip, but they are still the last step's: it goes on counting them.
+    """
+
+    __slots__ = ("_at_end", "_beyond", "_handover", "_ledger", "on_demand", "on_taken")
 
     def __init__(
         self,
@@ -259,31 +260,37 @@ class Sink:
         self._handover = handover
         self._ledger = ledger
         self._at_end = at_end
-        self._room = Signal(loop)
+        self._beyond = 0
+        self.on_taken: Callable[[int], None] = _nobody
+        self.on_demand: Callable[[], None] | None = None
         handover.attach(loop, self.on_room)
 
     def on_room(self) -> None:
         """Account for what was taken; there is room again."""
-        self._handover.room_seen()
-        self._handover.settle(self._ledger)
-        self._room.set()
+        handover = self._handover
+        handover.room_seen()
+        handover.settle(self._ledger)
+        self._account(0)
+        if self.on_demand is not None and not handover.ended:
+            self.on_demand()
 
     def room(self) -> int:
-        """Return how many results may be put."""
-        return self._handover.room()
+        return max(0, self._handover.room())
 
-    def put_nowait(self, items: list[Item], start: int = 0) -> int:
-        """Put what fits of ``items[start:]``; return how many that were."""
-        count = min(self._handover.room(), len(items) - start)
-        if count > 0:
-            self._handover.put(items[start : start + count])
-        return count
+    def push(self, items: list[Item]) -> None:
+        self._handover.put(items)
+        self._account(len(items))
 
-    async def wait_room(self) -> None:
-        """Return when there is room for at least one result."""
-        while self._handover.room() <= 0:
-            await self._room.wait()
+    def _account(self, added: int) -> None:
+        beyond = max(0, -self._handover.room())
+        passed = self._beyond + added - beyond
+        self._beyond = beyond
+        if passed:
+            self.on_taken(passed)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the results, after those that are in the buffer."""
         self._handover.finish(failure or self._at_end())
+
+
+def _nobody(count: int) -> None:
+    """Stand in for a writer that does not count."""

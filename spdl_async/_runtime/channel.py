@@ -1,18 +1,20 @@
-"""The edge between two steps: bounded, on one loop, without sentinels.
+"""The edge between two steps: one writer, one reader, one loop, no sentinels.
 
-A channel holds at most ``capacity`` items beyond what the reader has asked for. With the default of
-zero it is a rendezvous: what the next step has no room for stays with the step that made it, so
-the bound of a stage is the bound of everything between two stages. The reader names how many it
-can take (:meth:`Channel.get_many`), and while it waits the writer may fill that demand in one go.
+What the next step has no room for stays with the step that made it. The writer puts what it has
+finished into the channel at once, where the reader finds it without a round trip; but it goes on
+counting it as its own until the reader takes it (:attr:`Channel.on_taken`). So a channel has no
+size: the bound of a stage bounds everything down to the next one.
 
-The end of data is :meth:`Channel.close`; a close that carries a failure tells the reader that
-what came before is complete and correct, and that nothing must be made up from an open batch.
+The reader says how many it can take (:meth:`Channel.get_many`). The end of data is
+:meth:`Channel.close`; a close that carries a failure tells the reader that what came before is
+complete and correct, and that nothing must be made up from an open batch.
 """
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from spdl_async._runtime.ticket import Item
@@ -49,65 +51,50 @@ class Signal:
 
 
 class Outlet(Protocol):
-    """Where a step writes to: a channel, or the sink."""
+    """Where a step writes to: a channel, or the sink.
+
+    Attributes:
+        on_taken: told how many items the reader has taken; set by the writer.
+        on_demand: told that the reader is about to wait; may push at once. Set by writers that
+            make items only when they are asked for.
+    """
+
+    on_taken: Callable[[int], None]
+    on_demand: Callable[[], None] | None
 
     def room(self) -> int:
-        """Return how many items can be put now."""
+        """Return how many items would be taken at once."""
 
-    def put_nowait(self, items: list[Item], start: int = 0) -> int:
-        """Put what fits of ``items[start:]``; return how many that were."""
-
-    async def wait_room(self) -> None:
-        """Return when there is room for at least one item."""
+    def push(self, items: list[Item]) -> None:
+        """Add items."""
 
     def close(self, failure: BaseException | None = None) -> None:
         """End the data, after what is already in it."""
 
 
 class Channel:
-    """A bounded hand-over of items from one writer to one reader on the same loop."""
+    """Items on their way from one step to the next."""
 
-    __slots__ = (
-        "_buffer",
-        "_capacity",
-        "_demand",
-        "_reader",
-        "_writer",
-        "closed",
-        "failure",
-        "peak",
-    )
+    __slots__ = ("_buffer", "_demand", "_reader", "closed", "failure", "on_demand", "on_taken")
 
-    def __init__(self, loop: AbstractEventLoop, capacity: int = 0) -> None:
+    def __init__(self, loop: AbstractEventLoop) -> None:
         self._buffer: deque[Item] = deque()
-        self._capacity = capacity
         self._demand = 0
         self._reader = Signal(loop)
-        self._writer = Signal(loop)
         self.closed = False
         self.failure: BaseException | None = None
-        self.peak = 0
+        self.on_taken: Callable[[int], None] = _nobody
+        self.on_demand: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._buffer)
 
     def room(self) -> int:
-        """Return how many items can be put now."""
-        return self._capacity + self._demand - len(self._buffer)
+        return max(0, self._demand - len(self._buffer))
 
-    def put_nowait(self, items: list[Item], start: int = 0) -> int:
-        """Put what fits of ``items[start:]``; return how many that were."""
-        count = min(self.room(), len(items) - start)
-        if count <= 0:
-            return 0
-        self._buffer.extend(items if count == len(items) else items[start : start + count])
+    def push(self, items: list[Item]) -> None:
+        self._buffer.extend(items)
         self._reader.set()
-        return count
-
-    async def wait_room(self) -> None:
-        """Return when there is room for at least one item."""
-        while self.room() <= 0:
-            await self._writer.wait()
 
     async def get_many(self, most: int) -> list[Item]:
         """Return between one and ``most`` items; an empty list means the end."""
@@ -116,9 +103,11 @@ class Channel:
             if self.closed:
                 return []
             self._demand = most
-            self._writer.set()
             try:
-                await self._reader.wait()
+                if self.on_demand is not None:
+                    self.on_demand()
+                if not buffer and not self.closed:
+                    await self._reader.wait()
             finally:
                 self._demand = 0
         if len(buffer) <= most:
@@ -126,13 +115,15 @@ class Channel:
             buffer.clear()
         else:
             items = [buffer.popleft() for _ in range(most)]
-        if self._capacity:
-            self._writer.set()
+        self.on_taken(len(items))
         return items
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End the data, after what is already in the channel."""
         if not self.closed:
             self.closed = True
             self.failure = failure
             self._reader.set()
+
+
+def _nobody(count: int) -> None:
+    """Stand in for a writer that does not count."""

@@ -89,7 +89,7 @@ class Engine:
         """Make the steps, on the engine's loop."""
         plan = self.plan
         edges = [Channel(self.loop) for _ in plan.steps]
-        sink = Sink(self.loop, self.handover, self.ledger, self.judges.at_end)
+        sink = Sink(self.loop, self.handover, self.ledger, self.at_data_end)
         below: list[Outlet] = [*edges, sink]
         self.steps.append(make_source(self, plan, below[0]))
         for at, step_plan in enumerate(plan.steps):
@@ -114,10 +114,15 @@ class Engine:
         if torn_down:
             raise asyncio.CancelledError
 
+    def at_data_end(self) -> BaseException | None:
+        """Return what is wrong with the pass as a whole; its data have ended."""
+        self.changed.set()
+        return self.judges.at_end()
+
     async def until_tasks_end(self) -> bool:
-        """Wait for the tasks; return whether the loop is being torn down."""
+        """Wait for the end of data and tasks; return whether the loop is being torn down."""
         torn_down = False
-        while self.tasks:
+        while self.tasks or not (self.handover.ended or self.stopping):
             try:
                 await self.changed.wait()
             except asyncio.CancelledError:

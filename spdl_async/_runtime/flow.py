@@ -24,17 +24,18 @@ class Flow:
         item: the input.
         children: values produced and not yet collected by the loop.
         produced: number of values produced, dropped ones included: the next one's ordinal.
-        unsent: values produced and not yet taken by the next step.
+        sent: values that the next step has taken.
         ended: no more values will come.
         failure: why it ended early.
         dropped: yielded ``DROP`` and not yet counted.
         parked: waits for room, without a thread.
+        settled: has ended, and all its values are handed on.
         listed: already in the step's list of flows with news.
     """
 
     __slots__ = (
         "children", "dropped", "ended", "failure", "hop", "item", "iterator", "listed", "parked",
-        "produced", "sent", "taken",
+        "produced", "sent", "settled",
     )  # fmt: skip
 
     def __init__(self, item: Item) -> None:
@@ -42,8 +43,8 @@ class Flow:
         self.children: deque[Item] = deque()
         self.iterator: Iterator[Any] | None = None
         self.produced = 0
-        self.taken = 0
         self.sent = 0
+        self.settled = False
         self.dropped = 0
         self.ended = False
         self.parked = False

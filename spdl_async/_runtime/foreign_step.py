@@ -126,7 +126,7 @@ class ForeignStep(WindowedStep):
                 future = self.executor.submit(work, self.calls, item.value)
             except Exception as error:  # noqa: BLE001 -- a dead or closed executor fails the item
                 self.fail(item, 0, error, "")
-                self.signal.set()
+                self.advance_soon()
             else:
                 item.value = None
                 self.futures[future] = item
@@ -151,7 +151,7 @@ class ForeignStep(WindowedStep):
         if self.quiet:
             self.host.became_quiet()
         self.pump()
-        self.signal.set()
+        self.advance()
 
     def settle_outcome(self, item: Item, outcome: Outcome) -> None:
         """Note in the item how its call ended."""

@@ -73,6 +73,7 @@ class ThreadFlowStep(HoppingStep):
         self.to_loop: deque[tuple[Flow, Any]] = deque()
         self.newly_parked: deque[Flow] = deque()
         self.loop_flows: dict[Flow, Future[None]] = {}
+        self.runs: deque[list[Any]] = deque()  # [flow, number]: whose values wait to be taken
         self.slots: dict[Flow, FlowHop] = {}
 
     def new_hop(self) -> FlowHop:
@@ -122,12 +123,11 @@ class ThreadFlowStep(HoppingStep):
 
     # On the loop
 
-    def on_wake(self) -> None:
+    def after_wake(self) -> None:
         while self.newly_parked:
             flow = self.newly_parked.popleft()
             flow.parked = True
             self.resume(flow)
-        super().on_wake()
         while self.to_loop:
             self.drive_on_loop(*self.to_loop.popleft())
 
@@ -141,21 +141,20 @@ class ThreadFlowStep(HoppingStep):
             if not self.submit(hop):
                 hop.flow = None
 
-    async def emit(self) -> None:
-        while True:
+    def advance(self) -> None:
+        self.advancing = False
+        while not self.closed:
             flow = self.next_flow()
-            if flow is not None:
-                await self.emit_flow(flow)
-            elif self.fatal is not None:
-                self.stop_starting()
-                self.out.close(self.fatal)
-                self.stop()
-                return
-            elif self.input_ended and not self.flows:
-                self.out.close(self.inp.failure or self.verdict_at_end())
-                return
-            else:
-                await self.signal.wait()
+            if flow is None:
+                break
+            self.emit_flow(flow)
+        if self.closed:
+            return
+        if self.fatal is not None:
+            self.end_with(self.fatal)
+        elif self.input_ended and not self.flows:
+            self.closed = True
+            self.out.close(self.inp.failure or self.verdict_at_end())
 
     def next_flow(self) -> Flow | None:
         """Return a flow that has values to emit or has ended."""
@@ -171,7 +170,7 @@ class ThreadFlowStep(HoppingStep):
                 return head
         return None
 
-    async def emit_flow(self, flow: Flow) -> None:
+    def emit_flow(self, flow: Flow) -> None:
         """Hand on a flow's values, and settle it when it has ended."""
         flow.listed = False
         ended = flow.ended  # read before the values: what comes between is seen next time
@@ -179,30 +178,37 @@ class ThreadFlowStep(HoppingStep):
         values = [children.popleft() for _ in range(len(children))]
         if values:
             self.host.ledger.adopt(flow.item, len(values))
-            await self.push_values(flow, values)
-        if ended and not flow.children:
+            self.runs.append([flow, len(values)])
+            self.emit(values)
+        if ended and not children:
             self.settle_flow(flow)
-        else:
-            self.adapt(flow)
-            self.resume(flow)
-            wake = self.loop_flows.get(flow)
-            if wake is not None and not wake.done() and not flow.full(self.flow_limit):
-                wake.set_result(None)
 
-    async def push_values(self, flow: Flow, values: list[Item]) -> None:
-        """Hand values on as room appears."""
-        out = self.out
-        meter = self.meters[0]
-        sent = out.put_nowait(values)
-        flow.sent += sent
-        while sent < len(values):
-            began = clock()
-            await out.wait_room()
-            meter.waiting_room += clock() - began
-            more = out.put_nowait(values, sent)
-            sent += more
-            flow.sent += more
-        meter.items_out += len(values)
+    def after_taken(self, count: int) -> None:
+        """Give the room to the flows whose values were taken."""
+        runs = self.runs
+        while count:
+            run = runs[0]
+            flow, waiting = run
+            part = min(count, waiting)
+            count -= part
+            flow.sent += part
+            if part == waiting:
+                runs.popleft()
+            else:
+                run[1] = waiting - part
+            if flow.settled:
+                self.leave_window(flow)
+            else:
+                self.let_go_on(flow)
+
+    def let_go_on(self, flow: Flow) -> None:
+        """Let a flow that waits for room produce more."""
+        if flow.parked and flow.sent >= self.flow_limit:  # it is fast: let it hold more
+            self.flow_limit = min(self.max_flow, self.flow_limit * 2)
+        self.resume(flow)
+        wake = self.loop_flows.get(flow)
+        if wake is not None and not wake.done() and not flow.full(self.flow_limit):
+            wake.set_result(None)
 
     def settle_flow(self, flow: Flow) -> None:
         """Account for a flow that has ended and whose values are all handed on."""
@@ -217,13 +223,16 @@ class ThreadFlowStep(HoppingStep):
             self.fatal = judge.verdict(flow.item, flow.failure)
         elif self.by_call:
             self.fatal = judge.over_budget()
-        self.gone(1)
         self.host.ledger.release(flow.item)
+        flow.settled = True
+        self.leave_window(flow)
 
-    def adapt(self, flow: Flow) -> None:
-        """Let flows of fast values hold more of them."""
-        if flow.parked and flow.sent >= self.flow_limit:
-            self.flow_limit = min(self.max_flow, self.flow_limit * 2)
+    def leave_window(self, flow: Flow) -> None:
+        """Make room for another input when the last value of an ended flow is taken."""
+        if flow.produced - flow.dropped == flow.sent:
+            self.accepted -= 1
+            self.meters[0].queue = self.accepted
+            self.room.set()
 
     def collect_hop(self, hop: BaseHop) -> None:
         if isinstance(hop, FlowHop):

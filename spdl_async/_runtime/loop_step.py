@@ -114,7 +114,8 @@ class LoopStep(WindowedStep):
             now = end
             if not self.ordered:
                 self.done.append(item)
-            self.signal.set()
+            if not self.advancing:
+                self.advance_soon()
             if now - resumed > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 now = resumed = clock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from itertools import islice
 from time import perf_counter as clock
 from typing import Any
@@ -56,13 +56,20 @@ class SourceStep(Step):
         self.meters = [meter]
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
+        self.left = 0
+        self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
         self.signal = Signal(host.loop)
         self.in_a_row = 0
         self.first_in_a_row: BaseException | None = None
 
     def start(self) -> None:
-        self.launch(self.read(), "read")
+        if self.builtin is None:
+            self.launch(self.read(), "read")
+        else:
+            self.values = iter(self.builtin)
+            self.out.on_demand = self.fill
+            self.fill()
 
     @property
     def quiet(self) -> bool:
@@ -78,10 +85,7 @@ class SourceStep(Step):
 
     async def read(self) -> None:
         """Read until the end or a failure that ends the run."""
-        error: BaseException | None = None
-        if self.builtin is not None:
-            await self.read_builtin(self.builtin)
-        elif not self.on_loop:
+        if not self.on_loop:
             error = await self.read_thread()
             if error is None and self.puller.for_loop is not None:
                 error = await self.read_async(self.puller.for_loop)
@@ -131,61 +135,67 @@ class SourceStep(Step):
 
     # Sequences without user code
 
-    async def read_builtin(self, source: list[Any] | tuple[Any, ...] | range) -> None:
+    def fill(self) -> None:
         """Read a list, tuple or range on the loop: that runs no user code, so it cannot block.
 
         Items are made when the next step asks for them, so the source itself holds none.
         """
-        meter, out, judge, ledger = self.meters[0], self.out, self.judge, self.host.ledger
+        room = min(self.out.room(), MAX_CHUNK)
+        if room <= 0 or self.halted:
+            return
+        began = clock()
         epoch = self.epoch
-        values = iter(source)
-        while True:
-            began = clock()
-            await out.wait_room()
-            waited = clock()
-            meter.waiting_room += waited - began
-            index = self.pulled
-            chunk = [
-                Item(
-                    value,
-                    Ticket(epoch, k, value if type(value) in KEPT_TYPES else kept_source(value)),
-                )
-                for k, value in enumerate(islice(values, min(out.room(), MAX_CHUNK)), index)
-            ]
-            if not chunk:
-                return
-            count = len(chunk)
-            self.pulled = index + count
-            judge.count_calls(count)
-            ledger.opened += count
-            ledger.note_peak()
-            meter.items_in += count
-            meter.items_out += count
-            meter.busy += clock() - waited
-            out.put_nowait(chunk)
+        chunk = [
+            Item(
+                value, Ticket(epoch, k, value if type(value) in KEPT_TYPES else kept_source(value))
+            )
+            for k, value in enumerate(islice(self.values, room), self.pulled)
+        ]
+        count = len(chunk)
+        self.pulled += count
+        self.judge.count_calls(count)
+        self.meters[0].busy += clock() - began
+        if chunk:
+            self.hand_on(chunk)
+        if count < room:
+            self.out.on_demand = None
+            self.out.close(self.judge.at_end())
 
     # Sync iterables
 
+    def hand_on(self, items: list[Item]) -> None:
+        """Give items to the next step."""
+        meter, ledger = self.meters[0], self.host.ledger
+        ledger.opened += len(items)
+        ledger.note_peak()
+        meter.items_in += len(items)
+        self.emit(items)
+        meter.queue = self.untaken
+        meter.peak = max(meter.peak, self.untaken)
+
+    def after_taken(self, count: int) -> None:
+        self.left += count
+        self.meters[0].queue = self.untaken
+        if self.puller.alive:
+            self.pace.look(self.left, self.puller.fast)
+            self.puller.grant(count, self.pace.window)
+        self.signal.set()
+
     async def read_thread(self) -> BaseException | None:
-        """Take what the thread pulls, and grant it credit as items leave."""
-        puller, meter, host = self.puller, self.meters[0], self.host
+        """Hand on what the thread pulls; it gets credit again as items are taken."""
+        puller = self.puller
         puller.start()
         while True:
             items = puller.take()
             if items:
                 good, error = self.accept(items)
-                host.ledger.opened += len(good)
-                host.ledger.note_peak()
-                meter.items_in += len(good)
-                meter.queue = len(good)
-                meter.peak = max(meter.peak, len(good))
-                await self.put_all(good, meter)
-                meter.queue = 0
+                if good:
+                    self.hand_on(good)
                 if error is not None:
                     puller.stop()
                     return error
-                self.pace.look(meter.items_out, puller.fast)
-                puller.grant(len(items), self.pace.window)
+                if len(good) < len(items):
+                    puller.grant(len(items) - len(good), self.pace.window)
             elif puller.finished:
                 if puller.buffer:
                     continue
@@ -223,8 +233,8 @@ class SourceStep(Step):
             self.judge.note(item, item.value)
 
     async def iterate(self, iterator: AsyncIterator[Any]) -> BaseException | None:
-        """Put items one by one; the next step takes what has gathered when it comes."""
-        meter, ledger = self.meters[0], self.host.ledger
+        """Hand items on one by one; the next step takes what has gathered when it comes."""
+        meter = self.meters[0]
         began = resumed = clock()
         while True:
             try:
@@ -241,14 +251,11 @@ class SourceStep(Step):
             meter.busy += clock() - began
             good, error_or_none = self.accept([item])
             if good:
-                ledger.opened += 1
-                ledger.note_peak()
-                meter.items_in += 1
-                meter.queue = meter.peak = 1
-                await self.put_all(good, meter)
-                meter.queue = 0
+                self.hand_on(good)
             if error_or_none is not None:
                 return error_or_none
+            while self.untaken and self.out.room() <= 0:
+                await self.signal.wait()
             began = clock()
             if began - resumed > SLICE_SECONDS:
                 await asyncio.sleep(0)

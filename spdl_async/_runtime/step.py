@@ -65,6 +65,9 @@ class Step:
         self.halted = False  # no call is started any more
         self.cancelled = False  # and the results of those that run are not wanted
         self.tasks: list[Task[None]] = []
+        self.untaken = 0
+        self.untaken_since = 0.0
+        out.on_taken = self.taken
 
     @property
     def inp(self) -> Channel:
@@ -106,20 +109,29 @@ class Step:
         self.tasks.append(task)
         return task
 
-    async def put_all(self, items: list[Item], meter: Meter) -> None:
-        """Hand all of ``items`` to the next step, waiting for room."""
-        out = self.out
-        sent = out.put_nowait(items)
-        while sent < len(items):
-            began = clock()
-            await out.wait_room()
-            meter.waiting_room += clock() - began
-            sent += out.put_nowait(items, sent)
-        meter.items_out += len(items)
+    # What is handed on stays counted here until the next step takes it.
+
+    def emit(self, items: list[Item]) -> None:
+        """Hand items on."""
+        if not self.untaken:
+            self.untaken_since = clock()
+        self.untaken += len(items)
+        self.meters[-1].items_out += len(items)
+        self.out.push(items)
+
+    def taken(self, count: int) -> None:
+        """Hear that the next step has taken items."""
+        self.untaken -= count
+        if not self.untaken:
+            self.meters[-1].waiting_room += clock() - self.untaken_since
+        self.after_taken(count)
+
+    def after_taken(self, count: int) -> None:
+        """Make use of the room."""
 
 
 class WindowedStep(Step):
-    """A 1→1 step: its window is what it has accepted and not yet emitted.
+    """A 1→1 step: its window is what it has accepted and the next step has not taken.
 
     The window restores input order: items leave from its head. With completion order they leave
     as they are done. Either way the window bounds what the step holds.
@@ -144,16 +156,17 @@ class WindowedStep(Step):
         self.held: deque[Item] = deque()
         self.done: deque[Item] = deque()
         self.accepted = 0
+        self.unfinished = 0
         self.input_ended = False
+        self.closed = False
         self.fatal: BaseException | None = None
-        self.signal = Signal(host.loop)
+        self.advancing = False
         self.room = Signal(host.loop)
         self.feeder: Task[None] | None = None
         self.by_call = any(j.budget.limit is not None for j in judges)
 
     def start(self) -> None:
         self.feeder = self.launch(self.feed(), "input")
-        self.launch(self.emit(), "output")
 
     def begin(self, items: list[Item]) -> None:
         """Start work on accepted items."""
@@ -187,6 +200,7 @@ class WindowedStep(Step):
             if not items:
                 break
             self.accepted += len(items)
+            self.unfinished += len(items)
             meter.items_in += len(items)
             meter.queue = self.accepted
             if self.accepted > meter.peak:
@@ -196,24 +210,39 @@ class WindowedStep(Step):
             self.begin(items)
         self.input_ended = True
         self.finish_input()
-        self.signal.set()
+        self.advance()
 
-    async def emit(self) -> None:
-        """Hand on what is finished, in the step's order, until the end or a failure."""
-        while True:
-            ready = self.collect()
-            if ready:
-                await self.push(ready)
-            elif self.fatal is not None:
-                self.stop_starting()
-                self.out.close(self.fatal)
-                self.stop()  # what runs after the failed item is not wanted
-                return
-            elif self.input_ended and not self.accepted:
-                self.out.close(self.inp.failure or self.verdict_at_end())
-                return
-            else:
-                await self.signal.wait()
+    def advance_soon(self) -> None:
+        """Advance in the loop's next turn, once for all that finishes in this one."""
+        if not self.advancing:
+            self.advancing = True
+            self.host.loop.call_soon(self.advance)
+
+    def advance(self) -> None:
+        """Hand on what is finished, in the step's order; close at the end or after a failure."""
+        self.advancing = False
+        if self.closed:
+            return
+        ready = self.collect()
+        if ready:
+            self.unfinished -= len(ready)
+            self.emit(ready)
+        if self.fatal is not None:
+            self.end_with(self.fatal)
+        elif self.input_ended and not self.unfinished:
+            self.closed = True
+            self.out.close(self.inp.failure or self.verdict_at_end())
+
+    def end_with(self, error: BaseException) -> None:
+        """End the run's data with a failure; what runs after the failed item is not wanted."""
+        self.closed = True
+        self.stop_starting()
+        self.out.close(error)
+        self.stop()
+
+    def stop(self) -> None:
+        self.closed = True
+        super().stop()
 
     def unreached_failures(self) -> None:
         """Write down failures that nobody came to, because the run ended before."""
@@ -279,28 +308,13 @@ class WindowedStep(Step):
             item.value = None
             self.fatal = self.judges[at].verdict(item, failure)
         item.value = None
-        self.gone(1)
+        self.unfinished -= 1
+        self.after_taken(1)
         self.host.ledger.release(item)
         return self.fatal is None
 
-    def gone(self, count: int) -> None:
+    def after_taken(self, count: int) -> None:
         """Account for items that left the window."""
         self.accepted -= count
         self.meters[0].queue = self.accepted
         self.room.set()
-
-    async def push(self, ready: list[Item]) -> None:
-        """Hand items on as room appears; each frees the window when it is taken."""
-        out = self.out
-        sent = out.put_nowait(ready)
-        self.gone(sent)
-        if sent < len(ready):
-            meter = self.meters[-1]
-            while sent < len(ready):
-                began = clock()
-                await out.wait_room()
-                meter.waiting_room += clock() - began
-                more = out.put_nowait(ready, sent)
-                sent += more
-                self.gone(more)
-        self.meters[-1].items_out += len(ready)

@@ -92,7 +92,11 @@ class HoppingStep(WindowedStep):
             self.on_halt()
         else:
             self.dispatch()
-        self.signal.set()
+        self.after_wake()
+        self.advance()
+
+    def after_wake(self) -> None:
+        """Do what a kind of step has to do at a wake-up."""
 
     def take_back(self) -> None:
         """Make the slots of ended hops available."""
@@ -174,7 +178,7 @@ class HoppingStep(WindowedStep):
         if self.share > 1 and self.active and self.timer is None:
             self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
         self.dispatch()
-        self.signal.set()
+        self.advance()
 
     def measure(self, *, whole: bool = False) -> None:
         """Fit the share to the time that calls take."""
@@ -236,12 +240,10 @@ class ThreadStep(HoppingStep):
         if not self.halted:
             self.dispatch()
 
-    def on_wake(self) -> None:
-        ran_dry = bool(self.ended)
-        super().on_wake()
+    def after_wake(self) -> None:
         while self.awaiting:
             self.start_awaiting(*self.awaiting.popleft())
-        if ran_dry and not self.halted:
+        if not self.halted:
             self.measure()
 
     def collect_hop(self, hop: BaseHop) -> None:

@@ -14,7 +14,7 @@ from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host
+from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.thread_step import HoppingStep
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
@@ -140,6 +140,7 @@ class AggregateStep(HoppingStep):
     def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
         self.advance_soon()  # outputs wait for room, not items: those left with their outcome
 
+    @guarded
     def advance(self) -> None:
         self.advancing = False
         if self.closed:

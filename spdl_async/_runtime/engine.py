@@ -39,7 +39,7 @@ from typing import Any
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
 from spdl_async._runtime.channel import Channel, Outlet, Signal
-from spdl_async._runtime.failures import FailureLog, Judges
+from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.source_step import SourceStep
@@ -108,7 +108,7 @@ class Engine:
             if not torn_down:
                 torn_down = await self.until_quiet()
         except Exception as error:  # noqa: BLE001 -- an error of ours; the consumer must hear of it
-            self.crashed(error)
+            self.crash(error)
         finally:
             self.end()
         if torn_down:
@@ -185,9 +185,16 @@ class Engine:
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
-        error.add_note("spdl_async: this is an error of the library itself; please report it")
+        note_once(error, "spdl_async: this is an error of the library itself; please report it")
+        try:
+            self.loop.call_soon_threadsafe(self.crash, error)
+        except RuntimeError:  # the loop is closed: nobody is left to tell but the log
+            logger.error("a run failed after its loop was closed", exc_info=error)
+
+    def crash(self, error: BaseException) -> None:
+        """End the run with an error, on the loop."""
         self.handover.finish(error)
-        self.post_stop()
+        self.request_stop()
 
     # Stopping
 

@@ -194,12 +194,16 @@ def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool 
     note = f"spdl_async: raised in stage {stage!r} on {where_is(item)}"
     if input_was_none:
         note += "\nspdl_async: its input was None, which the stage above (or the source) returned"
-    _note_once(error, note)
+    note_once(error, note)
 
 
-def _note_once(error: BaseException, note: str) -> None:
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note to an exception, unless it has that one or takes none."""
+    try:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses; it is raised as it is
+        return
 
 
 def _message(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from spdl_async._plan.results import is_plain
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep
@@ -141,6 +141,13 @@ class ForeignStep(WindowedStep):
 
     def take(self, future: Future[Outcome]) -> None:
         """Take the outcome of one submit."""
+        try:
+            self.take_outcome(future)
+        except Exception as error:  # noqa: BLE001 -- an error of ours: the consumer must hear of it
+            self.host.crashed(error)
+
+    def take_outcome(self, future: Future[Outcome]) -> None:
+        """Settle one submit, and go on with the next."""
         item = self.futures.pop(future)
         if future.cancelled():
             self.fail(item, 0, RuntimeError("the executor cancelled the stage's work"), "")
@@ -174,7 +181,7 @@ class ForeignStep(WindowedStep):
     def fail(self, item: Item, at: int, error: BaseException, text: str) -> None:
         """Mark an item as failed."""
         if text:
-            error.add_note(f"spdl_async: traceback in the worker:\n{text}")
+            note_once(error, f"spdl_async: traceback in the worker:\n{text}")
         item.at = at
         item.value = failure = caught(error)
         item.state = FAILED

@@ -22,7 +22,7 @@ from spdl_async._runtime.flow import Flow, FlowHop, iterate
 from spdl_async._runtime.hop import BaseHop
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host
+from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.thread_step import HoppingStep, _asked_to_stop
 from spdl_async._runtime.ticket import Item
 from spdl_async.statistics import StageStatistics
@@ -141,6 +141,7 @@ class ThreadFlowStep(HoppingStep):
             if not self.submit(hop):
                 hop.flow = None
 
+    @guarded
     def advance(self) -> None:
         self.advancing = False
         while not self.closed:
@@ -253,10 +254,10 @@ class ThreadFlowStep(HoppingStep):
             self.ended.append(flow.hop)
             self.wake()
             return
-        task = self.launch(self.produce(flow, value), "flow")
         hop, flow.hop = flow.hop, None
         assert hop is not None
-        self.slots[flow] = hop
+        self.slots[flow] = hop  # before the task: an eager one may be done at once
+        task = self.launch(self.produce(flow, value), "flow")
 
         def ended(task: Task[None]) -> None:
             self.tasks.remove(task)

@@ -189,15 +189,15 @@ class MapHop(BaseHop):
         """Run the ops from ``first`` on; return the time after the last, or -1 for an awaitable."""
         step = self.step
         value = argument = item.value
-        plain = step.plain
+        plain, busy, calls = step.plain, self.busy, self.calls
         at = first
         try:
-            for at in range(first, len(step.calls)):
+            for at, call in step.numbered[first:] if first else step.numbered:
                 argument = value
-                value = step.calls[at](value)
+                value = call(value)
                 end = clock()
-                self.busy[at] += end - now
-                self.calls[at] += 1
+                busy[at] += end - now
+                calls[at] += 1
                 now = end
                 if type(value) not in plain and not is_plain(value, plain):
                     if value is DROP:

@@ -17,11 +17,11 @@ from typing import Any
 
 from spdl_async._plan.steps import MAX_CHUNK
 from spdl_async._runtime.channel import Outlet, Signal
-from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.puller import Puller
-from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.thread_step import _asked_to_stop
 from spdl_async._runtime.ticket import FAILED, KEPT_TYPES, Item, OpFailure, Ticket, kept_source
 from spdl_async.statistics import StageStatistics
@@ -117,7 +117,7 @@ class SourceStep(Step):
                 self.first_in_a_row = failure.exception
             if error is None and self.in_a_row >= FAILURES_IN_A_ROW:
                 error = self.first_in_a_row
-                error.add_note(f"spdl_async: the source failed {self.in_a_row} times in a row")
+                note_once(error, f"spdl_async: the source failed {self.in_a_row} times in a row")
             if error is not None:
                 return good, error
         return good, None
@@ -130,11 +130,12 @@ class SourceStep(Step):
         """
         error = self.first_in_a_row
         if error is not None:
-            error.add_note("spdl_async: the source ended right after it had failed")
+            note_once(error, "spdl_async: the source ended right after it had failed")
         return error
 
     # Sequences without user code
 
+    @guarded
     def fill(self) -> None:
         """Read a list, tuple or range on the loop: that runs no user code, so it cannot block.
 

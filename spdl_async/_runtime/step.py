@@ -7,11 +7,12 @@ until they return, and :attr:`Step.quiet` tells when the last of them did.
 
 from __future__ import annotations
 
+import functools
 from asyncio import AbstractEventLoop, Task
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
@@ -28,6 +29,8 @@ from spdl_async._runtime.ticket import (
     OpFailure,
 )
 from spdl_async.statistics import StageStatistics
+
+S = TypeVar("S", bound="Step")
 
 
 class Host(Protocol):
@@ -52,6 +55,19 @@ class Host(Protocol):
 
     def saw_drop(self) -> None:
         """Hear that an op returned DROP."""
+
+
+def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
+    """Deliver an error of ours in a loop's callback to the consumer, whom it would leave waiting."""
+
+    @functools.wraps(callback)
+    def run(self: S) -> None:
+        try:
+            callback(self)
+        except Exception as error:  # noqa: BLE001 -- delivered
+            self.host.crashed(error)
+
+    return run
 
 
 class Step:
@@ -218,6 +234,7 @@ class WindowedStep(Step):
             self.advancing = True
             self.host.loop.call_soon(self.advance)
 
+    @guarded
     def advance(self) -> None:
         """Hand on what is finished, in the step's order; close at the end or after a failure."""
         self.advancing = False

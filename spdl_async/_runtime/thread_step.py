@@ -11,11 +11,11 @@ from typing import Any
 
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.step import Host, WindowedStep, guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
@@ -84,6 +84,7 @@ class HoppingStep(WindowedStep):
             except RuntimeError:  # the loop is closed: nobody waits for the results any more
                 pass
 
+    @guarded
     def on_wake(self) -> None:
         """Take back slots and finished items, on the loop."""
         self.woken = False
@@ -125,8 +126,9 @@ class HoppingStep(WindowedStep):
         """Hear from any thread that the executor takes no more work."""
         if self.refusal is None:
             self.refusal = error
-            error.add_note(
-                f"spdl_async: the executor of stage {self.meters[0].name!r} does not take work"
+            note_once(
+                error,
+                f"spdl_async: the executor of stage {self.meters[0].name!r} does not take work",
             )
         self.halted = True
 
@@ -164,6 +166,7 @@ class HoppingStep(WindowedStep):
             return False
         return True
 
+    @guarded
     def on_timer(self) -> None:
         """Look after items that were to be announced together, and slots left empty meanwhile.
 
@@ -226,6 +229,7 @@ class ThreadStep(HoppingStep):
             meters=meters,
         )
         self.calls = calls
+        self.numbered = tuple(enumerate(calls))
         self.plain: set[type] = set()
         self.awaiting: deque[tuple[MapHop, Item]] = deque()
         self.quick = 0
@@ -283,7 +287,7 @@ class ThreadStep(HoppingStep):
         if is_quick and self.pace.window > self.pace.floor:
             share = int(SHARE_SECONDS / max(average, 1e-9))
             self.share = max(1, min(self.pace.window, share))
-            if share >= self.pace.window:  # one hop's work: nothing is lost by asking for all
+            if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most
                 self.pace.least = self.pace.window * 3 // 4
 
     def start_awaiting(self, hop: MapHop, item: Item) -> None:

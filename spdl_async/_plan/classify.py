@@ -87,7 +87,9 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
             f"character; for one item write [{source[:20]!r}…], for a file's lines open(path), for a "
             f"folder Path(folder).iterdir()"
         )
-    if isinstance(source, type):  # a class has the methods of its instances, and is a factory of them
+    if isinstance(
+        source, type
+    ):  # a class has the methods of its instances, and is a factory of them
         check_arity(source, 0, f"add_source({source.__name__})")
         return source, False
     if hasattr(source, "__aiter__"):

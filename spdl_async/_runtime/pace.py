@@ -49,5 +49,5 @@ class Pace:
             window = self.floor
         changed = window != self.window
         self.window = window
-        self.least = max(1, window // 2) if window > self.floor else 1
+        self.least = max(1, window // 2) if quick else 1
         return changed

@@ -22,6 +22,7 @@ from spdl_async.statistics import StageStatistics
 
 COMPANY_SECONDS = 0.001  # a finished item waits at most this long for others to be announced with
 SAMPLE = 16
+BURST = 8
 
 
 class HoppingStep(WindowedStep):
@@ -56,6 +57,8 @@ class HoppingStep(WindowedStep):
         self.hops: list[BaseHop] = []
         self.idle: list[BaseHop] = []
         self.ended: deque[BaseHop] = deque()
+        self.at_work: set[BaseHop] = set()
+        self.dispatching = False
         self.woken = False
         self.share = 1
         self.refusal: BaseException | None = None
@@ -106,6 +109,7 @@ class HoppingStep(WindowedStep):
             while ended:
                 hop = ended.popleft()
                 self.collect_hop(hop)
+                self.at_work.discard(hop)
                 self.idle.append(hop)
             if self.quiet:
                 self.host.became_quiet()
@@ -143,7 +147,10 @@ class HoppingStep(WindowedStep):
             wanted = -(-waiting // self.share) - self.active
             if self.timer is None:
                 self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
-        while wanted > 0:
+        for started in range(wanted):
+            if started == BURST:  # quick ops are done before more threads are awake
+                self.dispatch_later()
+                return
             if self.idle:
                 hop = self.idle.pop()
             elif len(self.hops) < self.concurrency:
@@ -151,9 +158,22 @@ class HoppingStep(WindowedStep):
                 self.hops.append(hop)
             else:
                 return
-            wanted -= 1
+            self.at_work.add(hop)
             if not self.submit(hop):
                 return
+
+    def dispatch_later(self) -> None:
+        """Start further hops in the loop's next turn, if they still have something to do."""
+        if not self.dispatching:
+            self.dispatching = True
+            self.host.loop.call_soon(self.dispatch_again)
+
+    @guarded
+    def dispatch_again(self) -> None:
+        """Go on with a dispatch."""
+        self.dispatching = False
+        if not self.halted:
+            self.dispatch()
 
     def submit(self, hop: BaseHop) -> bool:
         """Queue a hop's job; ``False`` where the executor refuses, which ends the run."""
@@ -270,7 +290,7 @@ class ThreadStep(HoppingStep):
 
     def measure(self, *, whole: bool = False) -> None:
         if whole:
-            for hop in self.hops:
+            for hop in self.at_work:
                 if isinstance(hop, MapHop):
                     self.take_pace(hop)
         quick, slow = self.quick, self.slow
@@ -284,7 +304,7 @@ class ThreadStep(HoppingStep):
         if self.pace.look(self.meters[-1].items_out, is_quick):
             self.room.set()
         self.share = 1
-        if is_quick and self.pace.window > self.pace.floor:
+        if is_quick:
             share = int(SHARE_SECONDS / max(average, 1e-9))
             self.share = max(1, min(self.pace.window, share))
             if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most

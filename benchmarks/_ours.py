@@ -31,20 +31,25 @@ Runner = Callable[[Awaitable[float]], float]
 
 
 def thread_stages(
-    items: int, *, stages: int, fuse: bool, concurrency: int = 4
+    items: int, *, stages: int, fuse: bool, concurrency: int = 4, iterator: bool = False
 ) -> Pipeline[list[int]]:
-    """Build a chain of no-op thread stages that ends in lists of 32."""
-    builder = PipelineBuilder().add_source(range(items))
+    """Build a chain of no-op thread stages that ends in lists of 32.
+
+    A `range` may be read in a way of its own; with `iterator` the source is code of the user's.
+    """
+    if iterator:
+        builder = PipelineBuilder().add_source(lambda: (item for item in range(items)))
+    else:
+        builder = PipelineBuilder().add_source(range(items))
     for _ in range(stages):
         builder = builder.pipe(noop, concurrency=concurrency, fuse=fuse)
     return builder.aggregate(BATCH).build()
 
 
-def async_stage(items: int, *, concurrency: int = 4) -> Pipeline[int]:
+def async_stage(items: int, *, sink: int = 2) -> Pipeline[int]:
     """Build one no-op async stage whose items reach the consumer one by one."""
-    return (
-        PipelineBuilder().add_source(range(items)).pipe(noop_async, concurrency=concurrency).build()
-    )
+    builder = PipelineBuilder().add_source(range(items)).pipe(noop_async, concurrency=4)
+    return builder.add_sink(sink).build()
 
 
 def async_batches(items: int, *, concurrency: int = 4) -> Pipeline[list[int]]:

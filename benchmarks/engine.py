@@ -89,6 +89,11 @@ def one_thread_stage(sizes: Sizes) -> Race:
     """Row 1."""
     items = sizes.items
     targets = (Target(bound=8, reference=MAP), Target(bound=100, reference=SPDL))
+
+    def pulled() -> float:
+        pipeline = _ours.thread_stages(items, stages=1, fuse=True, iterator=True)
+        return _ours.sync_rate(pipeline, items)
+
     return Race(
         key="thread",
         title="one no-op thread stage, concurrency 4, batches of 32",
@@ -97,10 +102,13 @@ def one_thread_stage(sizes: Sizes) -> Race:
         contestants=[
             Contestant(name=MAP, run=partial(_peers.executor_map, items)),
             *_stages(sizes, stages=1, fuse=True, targets=targets),
+            Contestant(name="spdl_async, for, a generator as source", run=pulled, targets=targets),
             Contestant(name=SPDL, run=_peers.spdl_batches(max(items // 25, 320))),
             Contestant(name="torchdata, 4 threads", run=_peers.torchdata_threads(items // 5)),
             Contestant(
-                name="torch DataLoader, 2 processes", run=_peers.dataloader(items, processes=2)
+                name="torch DataLoader, 2 processes",
+                run=_peers.dataloader(items, processes=2) if sizes.warm_up else None,
+                absent="not with --quick, or torch is not installed",
             ),
         ],
     )
@@ -132,6 +140,9 @@ def one_async_stage(sizes: Sizes) -> Race:
     async def single(loop: Literal["caller", "own"]) -> float:
         return await _ours.async_rate_single(_ours.async_stage(items), items, loop)
 
+    async def roomy(loop: Literal["caller", "own"]) -> float:
+        return await _ours.async_rate_single(_ours.async_stage(items, sink=64), items, loop)
+
     async def grouped(loop: Literal["caller", "own"]) -> float:
         return await _ours.async_rate(_ours.async_batches(items), items, loop)
 
@@ -144,6 +155,7 @@ def one_async_stage(sizes: Sizes) -> Race:
             Contestant(name=GATHER, run=partial(_peers.semaphore_gather, items)),
             Contestant(name=AIOSTREAM, run=_peers.aiostream_map(max(items // 5, 320))),
             *_variants(single, "", targets),
+            *_variants(roomy, ", add_sink(64)", targets),
             *_variants(grouped, ", batches of 32", targets),
         ],
     )
@@ -285,6 +297,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     changes = {"items": options.items or sizes.items, "rounds": options.rounds or sizes.rounds}
     sizes = Sizes(**{**vars(sizes), **changes})
     print(machine(("uvloop", "spdl_core", "aiostream", "torchdata", "torch")), flush=True)
+    if options.quick:
+        print("--quick: shows that everything runs; its sizes are too small for any verdict")
     started, bad = time.perf_counter(), []
     for key, make in RACES.items():
         if key in chosen:

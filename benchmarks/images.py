@@ -284,6 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     rounds = options.rounds or (1 if options.quick else 5)
     print(machine(("uvloop", "simplejpeg", "pillow", "torch", "spdl_io")), flush=True)
+    if options.quick:
+        print("--quick: shows that everything runs; its sizes are too small for any verdict")
     started, bad = time.perf_counter(), list[str]()
     with tempfile.TemporaryDirectory(prefix="spdl-async-bench-") as folder:
         for key, what, paths in _sets(options, Path(folder)):

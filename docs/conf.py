@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sphinx.pycode import ModuleAnalyzer
+
 import spdl_async
 
 project = "spdl_async"
@@ -20,7 +22,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
+autodoc_class_signature = "mixed"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
@@ -30,3 +32,9 @@ napoleon_use_ivar = True  # attributes of dataclasses are described once, in the
 html_theme = "furo"
 html_title = f"spdl_async {release}"
 html_show_sphinx = False
+
+# The overloads of the builder's verbs are for type checkers and hide the options and their defaults;
+# the reference shows the signatures that its pages write out.
+_builder = ModuleAnalyzer.for_module("spdl_async.builder")
+_builder.analyze()
+_builder.overloads.clear()

@@ -230,8 +230,8 @@ class _Watch:
             self._warned = True
             logger.warning(
                 "the consumer of pipeline %r blocked the event loop for %.0f ms, in which the "
-                "pipeline could not work: use pipeline.run(loop='own') (open sessions in the ops' "
-                "lifespan), or await asyncio.to_thread(step, batch)",
+                "pipeline could not work: await asyncio.to_thread(step, batch), or use "
+                "pipeline.run(loop='own') where no op holds resources of this loop",
                 self._name,
                 blocked * 1e3,
             )

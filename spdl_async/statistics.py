@@ -39,7 +39,8 @@ class FailureRecord:
         if self.index < 0:
             return f"stage {self.stage!r}: {text}"
         path = "".join(f".{k}" for k in self.path)
-        return f"stage {self.stage!r}, item {self.index}{path} ({self.source}): {text}"
+        source = f" ({self.source})" if self.source else ""
+        return f"stage {self.stage!r}, item {self.index}{path}{source}: {text}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,9 +143,11 @@ class FlattenStep(Step):
         for start in range(0, len(value), MANY):
             part = value[start : start + MANY]
             if known and members is not None:
-                children = list(members[start : start + MANY])
-                for child, element in zip(children, part, strict=True):
-                    child.value = element
+                # New items with the members' identity: the same members may stand behind several lists.
+                children = [
+                    Item(element, member.ticket, member.path, member.members)
+                    for member, element in zip(members[start : start + MANY], part, strict=True)
+                ]
             else:
                 self.host.ledger.adopt(item, len(part))
                 children = [

@@ -19,7 +19,7 @@ from typing import Any
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
-from spdl_async._runtime.hop import BaseHop
+from spdl_async._runtime.hop import BaseHop, dispose
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
@@ -335,14 +335,9 @@ class ThreadFlowStep(HoppingStep):
             if flow.failure is not None:
                 self.judges[0].note(flow.item, flow.failure)
         self.flows.clear()
+        for _, value in self.to_loop:
+            dispose(value)
 
     def statistics(self) -> list[StageStatistics]:
         busy = sum(hop.busy_now() for hop in self.hops)
         return [self.meters[0].snapshot(busy)]
-
-
-def dispose(value: Any) -> None:
-    """Close a coroutine or an async generator that was never started, so that it does not warn."""
-    closing = getattr(value, "close", None)
-    if closing is not None:
-        closing()

@@ -167,6 +167,9 @@ class MapHop(BaseHop):
             else:
                 self.quick += 1
                 self.quick_busy += now - before
+            if now < 0 and step.cancelled:
+                dispose(item.value)
+                return False
             if now < 0:  # the item waits for an awaitable on the loop, and keeps this slot
                 self.item = None
                 self.thread = 0
@@ -225,3 +228,10 @@ class MapHop(BaseHop):
         if not step.ordered:
             step.done.append(item)
         return now
+
+
+def dispose(value: Any) -> None:
+    """Close a coroutine or another awaitable that nobody will wait for, so that it does not warn."""
+    closing = getattr(value, "close", None)
+    if closing is not None:
+        closing()

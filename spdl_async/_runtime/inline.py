@@ -29,7 +29,7 @@ from spdl_async._runtime.inline_loop import InlineLoop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
-from spdl_async._runtime.ticket import Item, OpFailure, Ticket, kept_source
+from spdl_async._runtime.ticket import NO_ITEM, Item, OpFailure, Ticket, kept_source
 from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import FailureRecord, RunStatistics
@@ -168,7 +168,7 @@ class InlinePass:
                     break
                 except BaseException as error:  # noqa: BLE001 -- the policy decides
                     failure = caught(error)
-                    item = Item(None, Ticket(self.epoch, index, None))
+                    item = Item(None, Ticket(self.epoch, index, NO_ITEM))
                     index += 1
                     judge.count_calls(1)
                     self.settle(judge, meter, item, failure)
@@ -205,7 +205,7 @@ class InlinePass:
             return iterate(source)
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             failure = caught(error)
-            judge.note(Item(None, Ticket(self.epoch, 0, None)), failure)
+            judge.note(Item(None, Ticket(self.epoch, 0, NO_ITEM)), failure)
             raise failure.exception from failure.exception.__cause__
 
     def step(self, plan: StepPlan, above: Items) -> Items:
@@ -379,8 +379,8 @@ class InlinePass:
                     continue
                 meter.items_out += 1
                 if item.members is not None and len(item.members) == len(value):
-                    child = item.members[ordinal]
-                    child.value = element
+                    member = item.members[ordinal]
+                    child = Item(element, member.ticket, member.path, member.members)
                 else:
                     child = Item(element, item.ticket, (*item.path, ordinal), item.members)
                 yield child

@@ -23,7 +23,15 @@ from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.puller import Puller
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.thread_step import _asked_to_stop
-from spdl_async._runtime.ticket import FAILED, KEPT_TYPES, Item, OpFailure, Ticket, kept_source
+from spdl_async._runtime.ticket import (
+    FAILED,
+    KEPT_TYPES,
+    NO_ITEM,
+    Item,
+    OpFailure,
+    Ticket,
+    kept_source,
+)
 from spdl_async.statistics import StageStatistics
 
 FLOOR = 2  # one item on its way to the loop, one being made
@@ -171,12 +179,14 @@ class SourceStep(Step):
         ledger.note_peak()
         meter.items_in += len(items)
         self.emit(items)
-        meter.queue = self.untaken
-        meter.peak = max(meter.peak, self.untaken)
+        if self.builtin is None:
+            meter.queue = self.untaken
+            meter.peak = max(meter.peak, self.untaken)
 
     def after_taken(self, count: int) -> None:
         self.left += count
-        self.meters[0].queue = self.untaken
+        if self.builtin is None:
+            self.meters[0].queue = self.untaken
         if self.puller.alive:
             self.pace.look(self.left, self.puller.fast)
             self.puller.grant(count, self.pace.window)
@@ -264,7 +274,7 @@ class SourceStep(Step):
 
     def failed_item(self, error: BaseException) -> Item:
         """Return an item that carries a failure of the source."""
-        item = Item(caught(error), Ticket(self.epoch, self.pulled, None))
+        item = Item(caught(error), Ticket(self.epoch, self.pulled, NO_ITEM))
         item.state = FAILED
         return item
 

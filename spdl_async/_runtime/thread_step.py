@@ -12,7 +12,7 @@ from typing import Any
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught, note_once
-from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop
+from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop, dispose
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep, guarded
@@ -327,9 +327,7 @@ class ThreadStep(HoppingStep):
 
     def leave(self, hop: MapHop, awaitable: Any) -> None:
         """Give back the slot of an item that nobody waits for any more."""
-        close = getattr(awaitable, "close", None)
-        if close is not None:  # a coroutine that was never started would warn
-            close()
+        dispose(awaitable)
         self.ended.append(hop)
         self.wake()
 
@@ -363,6 +361,11 @@ class ThreadStep(HoppingStep):
             self.wake()
         elif not self.submit(hop):
             hop.resume = None
+
+    def unreached_failures(self) -> None:
+        super().unreached_failures()
+        for _, item in self.awaiting:  # left by a loop that was torn down
+            dispose(item.value)
 
     def statistics(self) -> list[StageStatistics]:
         shots = []

@@ -23,6 +23,13 @@ MAX_KEPT_BYTES: Final = 1024
 KEPT_TYPES: Final = frozenset({int, float, bool, type(None)})
 
 
+class NoItem:
+    """Stands in a ticket for a source item that the source failed to give."""
+
+
+NO_ITEM: Final = NoItem()
+
+
 class Ticket:
     """The identity of one source item.
 
@@ -134,13 +141,16 @@ def kept_source(value: Any) -> Any:
         return value if len(value) <= MAX_KEPT_BYTES else kind
     if isinstance(value, PurePath):
         return value
-    if kind is tuple and len(value) <= 8:
+    is_plain_tuple = kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields"))
+    if is_plain_tuple and len(value) <= 8:
         return tuple(map(kept_source, value))
     return kind
 
 
 def describe_source(source: Any) -> str:
-    """Return a short text for what ``kept_source`` kept."""
+    """Return a short text for what ``kept_source`` kept; of nothing, an empty one."""
+    if source is NO_ITEM:
+        return ""
     if isinstance(source, type):
         return f"<{source.__name__}>"
     if type(source) is tuple:
@@ -162,7 +172,8 @@ def where_is(item: Item) -> str:
                 f"({describe_source(ticket.source)} … {describe_source(last.source)})"
             )
     path = "".join(f".{k}" for k in item.path)
-    return f"item {ticket.index}{path} ({describe_source(ticket.source)})"
+    source = "" if ticket.source is NO_ITEM else f" ({describe_source(ticket.source)})"
+    return f"item {ticket.index}{path}{source}"
 
 
 def _last_ticket(members: Iterable[Item]) -> Ticket:

@@ -23,7 +23,7 @@ from spdl_async import (
 )
 
 T = TypeVar("T")
-PATIENCE = 10.0  # seconds after which a wait is a failure; no test waits that long when it passes
+PATIENCE = 5.0  # seconds after which a wait is a failure; no test waits that long when it passes
 
 
 class Face(enum.Enum):
@@ -266,10 +266,11 @@ def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", ()))
 
 
-def innermost_function(error: BaseException) -> str:
-    """Return the name of the function in which an exception was raised, by its traceback."""
+def functions_in(error: BaseException) -> list[str]:
+    """Return the names of the functions in an exception's traceback, the innermost last."""
+    names = []
     trace = error.__traceback__
-    assert trace is not None
-    while trace.tb_next is not None:
+    while trace is not None:
+        names.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
-    return trace.tb_frame.f_code.co_name
+    return names

@@ -11,7 +11,7 @@ from email.message import Message
 from typing import Any
 
 import pytest
-from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, innermost_function, notes_of
+from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, functions_in, notes_of
 from kinds import KINDS, ONE_TO_ONE, ORDERS, Kind, Order, Work, kind_id, same
 
 from spdl_async import PipelineBuilder
@@ -36,7 +36,7 @@ def test_contract_6_input_order_gives_exactly_what_came_before(kind: Kind, face:
         outcome = drive(kind.add(endless(), work, concurrency=concurrency), face)
         assert outcome.outputs == list(range(at))
         assert outcome.error is error
-        assert innermost_function(error) == "finish"  # the op's own frame
+        assert functions_in(error)[-1] == "finish"  # the op's own frame
         assert "'work'" in notes_of(error)
         assert f"item {at}" in notes_of(error)
         first = outcome.failures[0]
@@ -90,20 +90,32 @@ def test_contract_6_no_partial_batch_is_flushed(kind: Kind, face: Face) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=kind_id)
 def test_contract_6_failures_after_the_first_are_listed(kind: Kind, face: Face) -> None:
     """Items 2 and 1 have both failed before item 0 is through: the consumer gets item 1's error."""
-    head = Gate()
+    together, both_failed = Crowd(3), Gate()
     errors = {1: ValueError("one"), 2: KeyError("two")}
-
-    class Watched(Work):
-        def finish(self, item: int) -> int:
-            try:
-                return super().finish(item)
-            finally:
-                failing.add(item)
-                if {1, 2} <= failing:
-                    head.open()
-
     failing: set[int] = set()
-    work = Watched(errors=errors, gates={0: head})
+
+    class Staged(Work):
+        def finish(self, item: int) -> int:
+            failing.add(item)
+            if failing >= {1, 2}:
+                both_failed.open()
+            return super().finish(item)
+
+        def call(self, item: int) -> int:
+            with self.crowd:
+                together.full.wait()
+                if item == 0:
+                    both_failed.wait()
+                return self.finish(item)
+
+        async def acall(self, item: int) -> int:
+            with self.crowd:
+                await together.full.passed()
+                if item == 0:
+                    await both_failed.passed()
+                return self.finish(item)
+
+    work = Staged(errors=errors, crowd=together)
     outcome = drive(kind.add(numbers(50), work, concurrency=3), face)
     assert outcome.outputs == [0]
     assert outcome.error is errors[1]
@@ -240,7 +252,7 @@ def test_c1_contract_10_the_same_object_whatever_its_type(kind: Kind, face: Face
         assert outcome.error is error, make
         assert outcome.outputs == [0, 1]
         assert (error.__cause__, error.__context__) == (cause, context)
-        assert innermost_function(error) == "finish"
+        assert "finish" in functions_in(error)
         assert "'work'" in notes_of(error)
         if cause is not None:
             assert error.__notes__[0] == "the user's note"

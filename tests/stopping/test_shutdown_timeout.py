@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Literal
 
 import pytest
-from witness import PATIENCE, entered, our_threads, silence, wait_for_silence
+from witness import PATIENCE, entered, our_threads, silence, wait_for_silence, wait_until
 
 from spdl_async import Pipeline, PipelineBuilder, ShutdownTimeout
 
@@ -23,7 +24,6 @@ class Stuck:
     def __init__(self) -> None:
         self.entered = threading.Event()
         self.opened = threading.Event()
-        self.loop_opened: asyncio.Event | None = None
 
     def deep_inside(self) -> None:
         self.entered.set()
@@ -45,7 +45,8 @@ class Stuck:
             self.deep_inside()
 
     async def stubborn(self, item: int) -> int:
-        while item and not self.opened.is_set():
+        end = time.monotonic() + PATIENCE
+        while item and not self.opened.is_set() and time.monotonic() < end:
             self.entered.set()
             try:
                 await asyncio.sleep(0.01)
@@ -60,6 +61,15 @@ class Stuck:
 
     def flush(self) -> Iterator[int]:
         return iter(())
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    """Let everything out at the end, so that a failing test does not hold up the others."""
+    made = Stuck()
+    yield made
+    made.opened.set()
+    wait_until(lambda: not our_threads())
 
 
 def stuck_source(stuck: Stuck) -> Pipeline[int]:
@@ -119,10 +129,9 @@ def frame_name(kind: Callable[[Stuck], Pipeline[int]]) -> str:
 @every_kind
 @both_loops
 async def test_names_the_stage_and_shows_the_stack(
-    kind: Callable[[Stuck], Pipeline[int]], loop: Loop
+    kind: Callable[[Stuck], Pipeline[int]], loop: Loop, stuck: Stuck
 ) -> None:
     """Contract 13."""
-    stuck = Stuck()
     with pytest.raises(ShutdownTimeout) as caught:
         async with kind(stuck).run(loop=loop, shutdown_timeout=0.05) as run:
             assert await anext(run) == 0
@@ -136,9 +145,10 @@ async def test_names_the_stage_and_shows_the_stack(
 
 
 @every_kind
-def test_the_same_in_ordinary_code(kind: Callable[[Stuck], Pipeline[int]]) -> None:
+def test_the_same_in_ordinary_code(
+    kind: Callable[[Stuck], Pipeline[int]], stuck: Stuck
+) -> None:
     """Contract 13."""
-    stuck = Stuck()
     with (
         pytest.raises(ShutdownTimeout) as caught,
         kind(stuck).run_sync(shutdown_timeout=0.05) as run,
@@ -153,9 +163,8 @@ def test_the_same_in_ordinary_code(kind: Callable[[Stuck], Pipeline[int]]) -> No
 
 
 @both_loops
-async def test_is_a_note_on_the_bodys_exception(loop: Loop) -> None:
+async def test_is_a_note_on_the_bodys_exception(loop: Loop, stuck: Stuck) -> None:
     """Contract 6: problems of the stop are notes on the body's own exception."""
-    stuck = Stuck()
     mine = ValueError("body")
     with pytest.raises(ValueError, match="body") as caught:
         async with stuck_op(stuck).run(loop=loop, shutdown_timeout=0.05) as run:
@@ -171,9 +180,8 @@ async def test_is_a_note_on_the_bodys_exception(loop: Loop) -> None:
     await silence()
 
 
-def test_is_a_note_in_ordinary_code() -> None:
+def test_is_a_note_in_ordinary_code(stuck: Stuck) -> None:
     """Contract 6."""
-    stuck = Stuck()
     mine = KeyboardInterrupt()
     with (
         pytest.raises(KeyboardInterrupt) as caught,
@@ -190,9 +198,8 @@ def test_is_a_note_in_ordinary_code() -> None:
 
 
 @both_loops
-async def test_a_cancelled_body_stays_cancelled(loop: Loop) -> None:
+async def test_a_cancelled_body_stays_cancelled(loop: Loop, stuck: Stuck) -> None:
     """Contract 6 and 13: the cancellation comes out, not the ShutdownTimeout."""
-    stuck = Stuck()
 
     async def consume() -> None:
         async with stuck_op(stuck).run(loop=loop, shutdown_timeout=0.05) as run:
@@ -209,9 +216,8 @@ async def test_a_cancelled_body_stays_cancelled(loop: Loop) -> None:
 
 
 @both_loops
-async def test_zero_seconds_wait_for_nothing(loop: Loop) -> None:
+async def test_zero_seconds_wait_for_nothing(loop: Loop, stuck: Stuck) -> None:
     """Contract 13: what has ended already is no timeout; what runs is one at once."""
-    stuck = Stuck()
     with pytest.raises(ShutdownTimeout):
         async with stuck_op(stuck).run(loop=loop, shutdown_timeout=0) as run:
             await anext(run)
@@ -220,9 +226,8 @@ async def test_zero_seconds_wait_for_nothing(loop: Loop) -> None:
     await silence()
 
 
-async def test_the_stop_goes_on_after_it() -> None:
+async def test_the_stop_goes_on_after_it(stuck: Stuck) -> None:
     """Contract 13: the run ends when the call returns, its late result goes nowhere."""
-    stuck = Stuck()
 
     async def source() -> AsyncIterator[int]:
         for number in range(9):

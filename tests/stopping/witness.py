@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
-PATIENCE = 20.0
+PATIENCE = 10.0
 
 
 class Witness:

@@ -1,0 +1,239 @@
+"""Random pipelines, and how one pass over them is driven."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import threading
+import traceback
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from fuzz_ops import EXPANDS, FILTERS, GENERATORS, PIPES, SOURCES, Gather, Op
+from hypothesis import strategies as st
+
+from spdl_async import Pipeline, PipelineRun, SyncPipelineRun
+from spdl_async.testing import Chain, Expected
+
+T = TypeVar("T")
+PATIENCE = 20.0
+
+FACES = ("caller", "own", "sync", "inline", "short async", "short sync")
+KINDS = (
+    *(("pipe", kind) for kind in PIPES),
+    *(("generator", kind) for kind in GENERATORS),
+    *(("expand", kind) for kind in EXPANDS),
+    *(("filter", kind) for kind in FILTERS),
+    ("aggregate", "size"),
+    ("aggregate", "instance"),
+    ("aggregate", "factory"),
+    ("disaggregate", ""),
+)
+
+
+@dataclass
+class Program:
+    """A pipeline, and how to run it."""
+
+    source_kind: str
+    source_op: Op
+    count: int
+    source_on_error: str | None
+    chain: Chain
+    story: list[str]
+    num_threads: int | None
+    on_error: Any
+    sink: int
+    face: str
+    uvloop: bool
+    exact: bool
+    op_errors: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        where = f"{self.face}{' on uvloop' if self.uvloop else ''}"
+        return (
+            f"{self.source_kind} of {self.count} ({self.source_op}, on_error={self.source_on_error})"
+            f"\n  → {' → '.join(self.story)}\n  build(num_threads={self.num_threads}, "
+            f"on_error={self.on_error!r}), sink {self.sink}, {where}, exact={self.exact}"
+        )
+
+    def source(self) -> Any:
+        """Return a fresh source."""
+        return SOURCES[self.source_kind](self.source_op, range(self.count))
+
+    def pipeline(self) -> Pipeline[Any]:
+        """Build it."""
+        builder = self.chain.builder(self.source(), on_error=self.source_on_error)
+        return builder.add_sink(self.sink).build(
+            num_threads=self.num_threads, on_error=self.on_error
+        )
+
+    def expected(self, on_error: Any = None) -> Expected:
+        """Run it in plain loops."""
+        return self.chain.expected(
+            self.source(),
+            on_error=on_error or self.on_error,
+            source_on_error=self.source_on_error,  # type: ignore[arg-type]  # drawn from these words
+        )
+
+
+@dataclass
+class Outcome:
+    """What a consumer got."""
+
+    outputs: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
+    run: PipelineRun[Any] | SyncPipelineRun[Any] | None = None
+
+
+@st.composite
+def programs(draw: st.DrawFn, *, failures: bool, faces: tuple[str, ...] = FACES) -> Program:
+    """Draw a program; without ``failures`` no op fails and every drop is wanted."""
+    fails = st.sampled_from((0, 0, 0, 0, 300, 60, 60, 12, 2)) if failures else st.just(0)
+    policies = st.sampled_from((None, None, "skip", "skip", "raise")) if failures else st.none()
+    chain, story, exact, nested = Chain(), [], True, 0
+    for key in range(draw(st.integers(0, 5))):
+        verb, kind = draw(st.sampled_from(KINDS))
+        op = Op(
+            key,
+            fails=draw(fails),
+            drops=draw(st.sampled_from((0, 0, 7))),
+            jitter=draw(st.sampled_from(("none", "none", "yield", "wait"))),
+        )
+        if verb == "disaggregate":
+            if not nested and not (failures and exact):
+                continue
+            nested = max(0, nested - 1)
+            chain = chain.disaggregate()
+            story.append("disaggregate()")
+            continue
+        if not exact and nested:
+            continue  # below a batch whose members vary, only their taking apart is comparable
+        options: dict[str, Any] = {}
+        if verb == "aggregate":
+            options["drop_last"] = exact and draw(st.booleans())
+            nested += 1
+        else:
+            options["concurrency"] = draw(st.integers(1, 8))
+            options["output_order"] = draw(st.sampled_from(("input",) * 5 + ("completion",)))
+            exact = exact and options["output_order"] == "input"
+            if verb in ("pipe", "filter"):
+                options["fuse"] = draw(st.booleans())
+        if not (verb == "aggregate" and kind == "size"):
+            options["on_error"] = draw(policies)
+        argument = argument_of(verb, kind, op, exact, draw)
+        chain = getattr(chain, "pipe" if verb == "generator" else verb)(argument, **options)
+        story.append(f"{verb} {kind or argument}: {op if kind != 'size' else argument}, {options}")
+    return Program(
+        source_kind=draw(st.sampled_from(sorted(SOURCES))),
+        source_op=Op(
+            99, fails=draw(fails), jitter=draw(st.sampled_from(("none", "yield", "wait")))
+        ),
+        count=draw(st.sampled_from((60, 0, 1, 2, 7, 20, 20, 60, 150))),
+        source_on_error=draw(policies),
+        chain=chain,
+        story=story,
+        num_threads=draw(st.sampled_from((None, 1, 1, 2, 3, 4))),
+        on_error=draw(st.sampled_from(("raise", "skip"))),
+        sink=draw(st.integers(1, 4)),
+        face=draw(st.sampled_from(faces)),
+        uvloop=importlib.util.find_spec("uvloop") is not None and draw(st.booleans()),
+        exact=exact,
+    )
+
+
+def argument_of(verb: str, kind: str, op: Op, exact: bool, draw: st.DrawFn) -> Any:
+    """Return what a verb is called with."""
+    if verb == "aggregate":
+        if kind == "size":
+            return draw(st.integers(1, 9))
+        gather = Gather(op, flush_fails=exact)
+        return gather if kind == "instance" else lambda: Gather(op, flush_fails=exact)
+    table = {"pipe": PIPES, "generator": GENERATORS, "expand": EXPANDS, "filter": FILTERS}[verb]
+    return table[kind](op)
+
+
+# Driving
+
+
+class Hang(BaseException):
+    """A pass took too long; not an ``Exception``, so that nobody tries to shrink it."""
+
+
+def in_time(work: Callable[[], T], what: object) -> T:
+    """Call ``work`` in a thread; raise with every thread's stack where it does not come back."""
+    result: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="fuzz", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        frames = sys._current_frames()
+        stacks = [
+            f"{other.name}:\n{''.join(traceback.format_stack(frames[other.ident]))}"
+            for other in threading.enumerate()
+            if other.ident in frames
+        ]
+        raise Hang(f"no end after {PATIENCE:g} s of\n{what!r}\n" + "\n".join(stacks))
+    if errors:
+        raise errors[0]
+    return result[0]
+
+
+def on_loop(work: Coroutine[Any, Any, T], *, uvloop: bool) -> T:
+    """Run a coroutine on a fresh loop, asyncio's in debug mode or uvloop's."""
+    factory: Callable[[], AbstractEventLoop] = asyncio.new_event_loop
+    if uvloop:
+        factory = importlib.import_module("uvloop").new_event_loop
+    with asyncio.Runner(debug=not uvloop, loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+def one_pass(program: Program) -> Outcome:
+    """Take every result of one pass."""
+    pipeline = program.pipeline()
+    if program.face in ("caller", "own", "short async"):
+        return on_loop(_pass_async(pipeline, program.face), uvloop=program.uvloop)
+    outcome = Outcome()
+    try:
+        if program.face == "short sync":
+            outcome.outputs.extend(pipeline)
+            return outcome
+        with pipeline.run_sync(inline=program.face == "inline") as run:
+            outcome.run = run
+            for value in run:
+                outcome.outputs.append(value)
+    except BaseException as error:
+        outcome.error = error
+    return outcome
+
+
+async def _pass_async(pipeline: Pipeline[Any], face: str) -> Outcome:
+    outcome = Outcome()
+    try:
+        if face == "short async":
+            async for value in pipeline:
+                outcome.outputs.append(value)
+            return outcome
+        async with pipeline.run(loop="own" if face == "own" else "caller") as run:
+            outcome.run = run
+            async for value in run:
+                outcome.outputs.append(value)
+    except BaseException as error:
+        outcome.error = error
+    return outcome

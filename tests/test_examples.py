@@ -1,0 +1,59 @@
+"""The examples run as they are, on data of their own, and leave nothing to complain about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+pytestmark = pytest.mark.torch
+
+
+def run_smoke(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), "--smoke"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    assert not list(folder.iterdir()), "an example leaves files behind"
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"async_training.py", "ordinary_loop.py"}
+
+
+def test_async_training(tmp_path: Path) -> None:
+    said = run_smoke("async_training.py", tmp_path)
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if "mean loss" in line]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    assert "training, epoch 1: 8 delivered" in said
+    assert said.count("skipped: stage 'load', item 59") == 1
+    assert "is the bottleneck" in said or "No stage is busy" in said
+
+
+def test_ordinary_loop(tmp_path: Path) -> None:
+    said = run_smoke("ordinary_loop.py", tmp_path)
+    mean, deviation = ([float(n) for n in line.split()[1:]] for line in said.splitlines()[:2])
+    assert len(mean) == len(deviation) == 3
+    assert all(0.4 < value < 0.6 for value in mean)
+    assert all(0 < value < 0.3 for value in deviation)
+    assert "colours, epoch 1: 1 delivered" in said
+    assert said.count("skipped: ") == 1
+    assert "broken.jpg: not a picture" in said
+
+
+@pytest.mark.parametrize("name", ["async_training.py", "ordinary_loop.py"])
+def test_examples_use_the_public_api_only(name: str) -> None:
+    assert "spdl_async._" not in (EXAMPLES / name).read_text("utf-8")

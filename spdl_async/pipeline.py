@@ -148,11 +148,12 @@ class Pipeline(Generic[T_co]):
         Raises:
             TypeError: it cannot be known: the message says which stage makes it so.
         """
-        count = length(self._plan)
+        try:
+            count = length(self._plan)
+        except LengthUnknownError as error:
+            raise TypeError(str(error)) from None
         if self._facts.dropped:
-            raise LengthUnknownError(
-                "an op of this pipeline has returned DROP, so results are fewer"
-            )
+            raise TypeError("an op of this pipeline has returned DROP, so results are fewer")
         return count
 
     def __length_hint__(self) -> int:

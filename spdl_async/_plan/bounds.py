@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spdl_async._plan.filtering import AsyncFilter, Filter
+from spdl_async._plan.place import drains
 from spdl_async._plan.steps import (
     FLATTEN_CHUNK,
     MAX_CHUNK,
+    WINDOW_FACTOR,
     AggregatePlan,
     BatchPlan,
     FlattenPlan,
@@ -33,7 +35,7 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
     found = [Bound(plan.source.op.name, 0 if plan.source.builtin else MAX_CHUNK, "source chunk")]
     for step in plan.steps:
         if isinstance(step, MapPlan):
-            found.append(Bound(" + ".join(op.name for op in step.ops), step.bound, "window"))
+            found.append(Bound(" + ".join(op.name for op in step.ops), held_by(step), "window"))
         elif isinstance(step, FlowPlan):
             found.append(Bound(step.op.name, step.bound, "window of inputs and their values"))
         elif isinstance(step, BatchPlan):
@@ -46,12 +48,19 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
     return tuple(found)
 
 
+def held_by(step: MapPlan | FlowPlan) -> int:
+    """Return the most elements that a step holds."""
+    if isinstance(step, MapPlan) and step.executor is not None and not drains(step.executor):
+        return WINDOW_FACTOR * step.concurrency
+    return step.bound
+
+
 def source_items_bound(plan: Plan) -> int | None:
     """Return the most source items that can be in flight; ``None`` where it cannot be computed."""
     total, each = 0 if plan.source.builtin else MAX_CHUNK, 1
     for step in plan.steps:
         if isinstance(step, (MapPlan, FlowPlan)):
-            total += step.bound * each
+            total += held_by(step) * each
         elif isinstance(step, BatchPlan):
             total += step.size * each
             each *= step.size

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Executor, Future
 from time import perf_counter as clock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.results import is_plain
 from spdl_async._runtime.cancelled import current

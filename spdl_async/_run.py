@@ -159,8 +159,8 @@ class PipelineRun(Generic[T_co]):
             if self._short:
                 await self.aclose()
             raise
-        except BaseException:
-            if self._short and started.handover.ended:
+        except BaseException as error:
+            if self._short and error is started.error:
                 self._state = State.CLOSED
                 started.stop()
             raise

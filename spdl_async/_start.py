@@ -135,9 +135,9 @@ class Started:
             raise StopIteration from None
 
     @property
-    def over(self) -> bool:
-        """Whether the results have ended, by themselves or by a failure."""
-        return self.handover.ended
+    def error(self) -> BaseException | None:
+        """What ended the pass, where it failed."""
+        return self.handover.error
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot."""

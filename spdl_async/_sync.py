@@ -49,8 +49,8 @@ class Pass(Protocol):
         """Wait until nothing of it runs any more."""
 
     @property
-    def over(self) -> bool:
-        """Whether the results have ended, by themselves or by a failure."""
+    def error(self) -> BaseException | None:
+        """What ended the pass, where it failed."""
 
     @property
     def failures(self) -> tuple[FailureRecord, ...]:
@@ -161,8 +161,8 @@ class SyncPipelineRun(Generic[T_co]):
             if self._short:
                 self.close()
             raise
-        except BaseException:
-            if self._short and started.over:
+        except BaseException as error:
+            if self._short and error is started.error:
                 self._state = State.CLOSED
                 started.stop()
             raise

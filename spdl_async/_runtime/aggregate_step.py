@@ -46,6 +46,7 @@ class AggregateHop(BaseHop):
     def drain(self) -> bool:
         step = self.step
         start = announced = now = clock()
+        share = 0
         while not step.halted:
             try:
                 item = step.inbox.popleft()
@@ -56,8 +57,11 @@ class AggregateHop(BaseHop):
             before, now = now, clock()
             self.busy += now - before
             self.calls += 1
+            self.note_pace(now - before)
             step.outcomes.append(outcome)
-            if now - before > SHARE_SECONDS or now - announced > SHARE_SECONDS:
+            share += 1
+            if share >= step.share or now - announced > SHARE_SECONDS:
+                share = 0
                 announced = now
                 step.wake()
             if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
@@ -129,6 +133,7 @@ class AggregateStep(HoppingStep):
         self.inbox.extend(items)
         if not self.halted:
             self.dispatch()
+            self.arm()
 
     def finish_input(self) -> None:
         if self.inp.failure is None and not self.flushed:

@@ -31,9 +31,10 @@ import sys
 import threading
 import traceback
 from asyncio import AbstractEventLoop, Task
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from time import perf_counter as clock
+from types import FrameType
 from typing import Any
 
 from spdl_async._plan.steps import Plan
@@ -272,7 +273,23 @@ class Engine:
                 parts.append(f"stage {stage!r}{on} still runs:\n{stack}")
         for task in list(self.tasks):
             stack = "".join(
-                line for frame in task.get_stack() for line in traceback.format_stack(frame)[-1:]
+                line
+                for frame in suspended_frames(task.get_coro())
+                for line in traceback.format_stack(frame, limit=1)
             )
             parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
         return "\n".join(parts) or "nothing of it runs any more"
+
+
+def suspended_frames(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine, down to what it waits for."""
+    while awaited is not None:
+        for kind in ("cr", "gi", "ag"):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                inner = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}[kind]
+                awaited = getattr(awaited, inner, None)
+                break
+        else:
+            awaited = None

@@ -122,6 +122,7 @@ class FlowHop(BaseHop):
         """Produce values until the flow ends, has no room, or others wait for the thread."""
         step = self.step
         began = now = announced = clock()
+        share = 0
         how = "ended"
         try:
             if flow.iterator is None and not self.open(flow):
@@ -146,9 +147,14 @@ class FlowHop(BaseHop):
                     break
                 flow.add(value)
                 before, now = now, clock()
-                if now - before > SHARE_SECONDS or now - announced > SHARE_SECONDS:
+                self.note_pace(now - before)
+                share += 1
+                if share >= step.share or now - announced > SHARE_SECONDS:
+                    share = 0
                     announced = now
                     step.news_of(flow)
+                else:
+                    step.list_news(flow)
         except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, on the loop
             self.failed(flow, error)
         self.busy += clock() - began

@@ -87,6 +87,7 @@ class ThreadFlowStep(HoppingStep):
         self.held.clear()
         if not self.halted:
             self.dispatch()
+            self.arm()
 
     def submit(self, hop: BaseHop) -> bool:
         if self.starts_on_loop and isinstance(hop, FlowHop) and hop.flow is None:
@@ -107,11 +108,15 @@ class ThreadFlowStep(HoppingStep):
 
     def news_of(self, flow: Flow) -> None:
         """Tell the loop that a flow has values or has ended."""
+        self.list_news(flow)
+        if not self.woken:
+            self.wake()
+
+    def list_news(self, flow: Flow) -> None:
+        """Put a flow where the loop finds it when it looks next."""
         if not flow.listed:
             flow.listed = True
             self.news.append(flow)
-        if not self.woken:
-            self.wake()
 
     def park(self, flow: Flow, hop: FlowHop) -> None:
         """Take a flow off its thread until there is room for its values."""

@@ -58,13 +58,19 @@ class Line:
 class BaseHop:
     """One slot of a step's concurrency; at most one job of it is queued or runs at any time."""
 
-    __slots__ = ("future", "item", "step", "thread")
+    __slots__ = ("at", "future", "item", "quick", "quick_busy", "slow", "step", "thread")
 
     step: HoppingStep
 
     def __init__(self, step: HoppingStep) -> None:
         self.step = step
         self.item: Item | None = None
+        self.at = 0
+        # How many results took less, or more, than a share's time. Counting them tells fast ops from
+        # slow ones where a mean would not: one wait for the GIL outweighs a thousand quick calls.
+        self.quick = 0
+        self.slow = 0
+        self.quick_busy = 0.0
         self.thread = 0
         self.future: Future[None] | None = None
 
@@ -113,6 +119,14 @@ class BaseHop:
         """Whether the job has something to close, so that it may not be taken out of the line."""
         return False
 
+    def note_pace(self, seconds: float) -> None:
+        """Count a result that took ``seconds``."""
+        if seconds > SHARE_SECONDS:
+            self.slow += 1
+        else:
+            self.quick += 1
+            self.quick_busy += seconds
+
     def busy_now(self) -> float:
         """Return the seconds of calls that are not yet handed over to the meter."""
         return 0.0
@@ -121,7 +135,7 @@ class BaseHop:
 class MapHop(BaseHop):
     """Runs the ops of a fused group on one item after the other."""
 
-    __slots__ = ("busy", "calls", "quick", "quick_busy", "resume", "slow")
+    __slots__ = ("busy", "calls", "resume")
 
     step: ThreadStep
 
@@ -130,11 +144,6 @@ class MapHop(BaseHop):
         self.busy = [0.0] * len(step.calls)
         self.calls = [0] * len(step.calls)
         self.resume: tuple[Item, int] | None = None
-        # How many items took less, or more, than a share's time. Counting them tells fast ops from
-        # slow ones where a mean would not: one wait for the GIL outweighs a thousand quick calls.
-        self.quick = 0
-        self.slow = 0
-        self.quick_busy = 0.0
 
     def busy_now(self) -> float:
         return sum(self.busy)
@@ -162,11 +171,8 @@ class MapHop(BaseHop):
             self.item = item
             before = now
             now = self.run_ops(item, first, now)
-            if now - before > SHARE_SECONDS:
-                self.slow += 1
-            else:
-                self.quick += 1
-                self.quick_busy += now - before
+            if now >= 0:
+                self.note_pace(now - before)
             if now < 0 and step.cancelled:
                 dispose(item.value)
                 return False
@@ -197,6 +203,7 @@ class MapHop(BaseHop):
         try:
             for at, call in step.numbered[first:] if first else step.numbered:
                 argument = value
+                self.at = at
                 value = call(value)
                 end = clock()
                 busy[at] += end - now

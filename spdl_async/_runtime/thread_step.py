@@ -61,6 +61,9 @@ class HoppingStep(WindowedStep):
         self.dispatching = False
         self.woken = False
         self.share = 1
+        self.quick = 0
+        self.slow = 0
+        self.quick_busy = 0.0
         self.refusal: BaseException | None = None
         self.halt_seen = False
         self.timer: TimerHandle | None = None
@@ -97,6 +100,9 @@ class HoppingStep(WindowedStep):
         else:
             self.dispatch()
         self.after_wake()
+        if not self.halted:
+            self.measure()
+            self.arm()
         self.advance()
 
     def after_wake(self) -> None:
@@ -109,6 +115,7 @@ class HoppingStep(WindowedStep):
             while ended:
                 hop = ended.popleft()
                 self.collect_hop(hop)
+                self.take_pace(hop)
                 self.at_work.discard(hop)
                 self.idle.append(hop)
             if self.quiet:
@@ -141,12 +148,7 @@ class HoppingStep(WindowedStep):
         waiting = len(self.inbox)
         if not waiting:
             return
-        if self.share == 1:
-            wanted = waiting
-        else:
-            wanted = -(-waiting // self.share) - self.active
-            if self.timer is None:
-                self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
+        wanted = waiting if self.share == 1 else -(-waiting // self.share) - self.active
         for started in range(wanted):
             if started == BURST:  # quick ops are done before more threads are awake
                 self.dispatch_later()
@@ -198,13 +200,46 @@ class HoppingStep(WindowedStep):
             return
         self.measure(whole=True)
         self.take_back()
-        if self.share > 1 and self.active and self.timer is None:
-            self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
         self.dispatch()
+        self.arm()
         self.advance()
 
+    def arm(self) -> None:
+        """See to it that a finished item waits no longer than a moment for others."""
+        if self.share > 1 and self.active and self.timer is None and not self.halted:
+            self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
+
+    def take_pace(self, hop: BaseHop) -> None:
+        """Take over what a hop has seen of the ops' pace."""
+        self.quick += hop.quick
+        self.slow += hop.slow
+        self.quick_busy += hop.quick_busy
+        hop.quick = hop.slow = 0
+        hop.quick_busy = 0.0
+
     def measure(self, *, whole: bool = False) -> None:
-        """Fit the share to the time that calls take."""
+        """Fit the window and the share to the time that results take.
+
+        ``whole``: count what the present hops have done too; none at all means that they are slow.
+        """
+        if whole:
+            for hop in self.at_work:
+                self.take_pace(hop)
+        quick, slow = self.quick, self.slow
+        if quick + slow < SAMPLE and not (whole and not quick):
+            return
+        average = self.quick_busy / quick if quick else SHARE_SECONDS
+        self.quick = self.slow = 0
+        self.quick_busy = 0.0
+        is_quick = quick > 0 and slow * 4 <= quick
+        if self.pace.look(self.meters[-1].items_out, is_quick):
+            self.room.set()
+        self.share = 1
+        if is_quick:
+            share = int(SHARE_SECONDS / max(average, 1e-9))
+            self.share = max(1, min(self.pace.window, share))
+            if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most
+                self.pace.least = max(1, self.pace.window * 3 // 4)
 
     def stop(self) -> None:
         super().stop()
@@ -217,7 +252,7 @@ class HoppingStep(WindowedStep):
                 hop.future.cancel()
 
     def running(self) -> list[tuple[str, int, Item | None]]:
-        return [(self.meters[0].name, hop.thread, hop.item) for hop in self.hops if hop.thread]
+        return [(self.meters[hop.at].name, hop.thread, hop.item) for hop in self.hops if hop.thread]
 
 
 class ThreadStep(HoppingStep):
@@ -252,9 +287,6 @@ class ThreadStep(HoppingStep):
         self.numbered = tuple(enumerate(calls))
         self.plain: set[type] = set()
         self.awaiting: deque[tuple[MapHop, Item]] = deque()
-        self.quick = 0
-        self.slow = 0
-        self.quick_busy = 0.0
 
     def new_hop(self) -> MapHop:
         return MapHop(self)
@@ -263,12 +295,11 @@ class ThreadStep(HoppingStep):
         self.inbox.extend(items)
         if not self.halted:
             self.dispatch()
+            self.arm()
 
     def after_wake(self) -> None:
         while self.awaiting:
             self.start_awaiting(*self.awaiting.popleft())
-        if not self.halted:
-            self.measure()
 
     def collect_hop(self, hop: BaseHop) -> None:
         if isinstance(hop, MapHop):
@@ -277,38 +308,7 @@ class ThreadStep(HoppingStep):
                 meter.busy += hop.busy[at]
                 hop.calls[at] = 0
                 hop.busy[at] = 0.0
-            self.take_pace(hop)
             hop.future = None
-
-    def take_pace(self, hop: MapHop) -> None:
-        """Take over what a hop has seen of the ops' pace."""
-        self.quick += hop.quick
-        self.slow += hop.slow
-        self.quick_busy += hop.quick_busy
-        hop.quick = hop.slow = 0
-        hop.quick_busy = 0.0
-
-    def measure(self, *, whole: bool = False) -> None:
-        if whole:
-            for hop in self.at_work:
-                if isinstance(hop, MapHop):
-                    self.take_pace(hop)
-        quick, slow = self.quick, self.slow
-        if quick + slow < SAMPLE and not whole:
-            return
-        average = self.quick_busy / quick if quick else SHARE_SECONDS
-        self.quick = self.slow = 0
-        self.quick_busy = 0.0
-        # No call finished in a whole millisecond: the present ones are slow by definition.
-        is_quick = quick > 0 and slow * 4 <= quick
-        if self.pace.look(self.meters[-1].items_out, is_quick):
-            self.room.set()
-        self.share = 1
-        if is_quick:
-            share = int(SHARE_SECONDS / max(average, 1e-9))
-            self.share = max(1, min(self.pace.window, share))
-            if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most
-                self.pace.least = self.pace.window * 3 // 4
 
     def start_awaiting(self, hop: MapHop, item: Item) -> None:
         """Await on the loop what an op returned; the slot stays taken."""

@@ -200,21 +200,26 @@ class PipelineRun(Generic[T_co]):
 
 
 class _Watch:
-    """Warns once when the consumer has blocked the caller's loop long enough to starve the run."""
+    """Warns once when the consumer has blocked the caller's loop long enough to starve the run.
 
-    __slots__ = ("_handed", "_loop_ran", "_name", "_warned")
+    It looks at a step of the consumer only when the one before took long, so a quick consumer costs
+    nothing.
+    """
+
+    __slots__ = ("_handed", "_loop_ran", "_name", "_suspect", "_warned")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._handed = 0.0
         self._loop_ran = 0.0
+        self._suspect = False
         self._warned = False
 
     def hand_over(self) -> None:
         """Note that the consumer got a result, and when the loop runs again after that."""
-        if not self._warned:
-            self._handed = clock()
-            self._loop_ran = 0.0
+        self._handed = clock()
+        self._loop_ran = 0.0
+        if self._suspect:
             asyncio.get_running_loop().call_soon(self._ran)
 
     def _ran(self) -> None:
@@ -223,10 +228,11 @@ class _Watch:
 
     def look(self, ready: int) -> None:
         """Look how long the consumer kept the loop; nothing ``ready`` means that it starved us."""
-        if self._warned or ready or not self._handed:
+        if self._warned or not self._handed:
             return
-        blocked = (self._loop_ran or clock()) - self._handed
-        if blocked >= BLOCKED_SECONDS:
+        now = clock()
+        blocked = (self._loop_ran or now) - self._handed
+        if self._suspect and not ready and blocked >= BLOCKED_SECONDS:
             self._warned = True
             logger.warning(
                 "the consumer of pipeline %r blocked the event loop for %.0f ms, in which the "
@@ -235,3 +241,4 @@ class _Watch:
                 self._name,
                 blocked * 1e3,
             )
+        self._suspect = now - self._handed >= BLOCKED_SECONDS and not self._warned

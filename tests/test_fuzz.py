@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
+from fuzz_ops import LAZY
 from fuzz_programs import Outcome, Program, in_time, on_loop, one_pass, programs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -97,18 +98,30 @@ def test_contract_5_6_7_failures_are_those_of_plain_loops(program: Program) -> N
         assert seen.run.statistics().failures == expected.failed
 
 
+TAKEN = st.integers(0, 12)
+HOW = st.sampled_from(("leave", "close", "raise", "cancel"))
+
+
 @settings(PROFILE, max_examples=EXAMPLES)
-@given(
-    program=programs(failures=True),
-    taken=st.integers(0, 12),
-    how=st.sampled_from(("leave", "close", "raise", "cancel", "drop")),
-)
+@given(program=programs(failures=False), kind=st.sampled_from(LAZY), taken=TAKEN, how=HOW)
+def test_contract_13_14_an_endless_source_stops_at_any_point(
+    program: Program, kind: str, taken: int, how: str
+) -> None:
+    program.source_kind, program.count = kind, 10**9
+    with check_leaks():
+        seen = in_time(lambda: STOPS[program.face](program, taken, how), (program, taken, how))
+    assert seen.error is None
+    assert len(seen.outputs) == taken
+
+
+@settings(PROFILE, max_examples=EXAMPLES)
+@given(program=programs(failures=True), taken=TAKEN, how=HOW)
 def test_contract_13_14_a_stop_at_any_point_leaves_nothing(
     program: Program, taken: int, how: str
 ) -> None:
     expected = program.expected()
     with check_leaks():
-        seen = in_time(lambda: STOPS[program.face](program, taken, how), program)
+        seen = in_time(lambda: STOPS[program.face](program, taken, how), (program, taken, how))
     if program.exact or program.face == "inline":
         assert seen.outputs == expected.outputs[:taken], f"{program!r} {how}"
         if seen.error is not None:

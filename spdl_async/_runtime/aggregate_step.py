@@ -12,10 +12,10 @@ from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
+from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
-from spdl_async._runtime.thread_step import HoppingStep
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics

@@ -57,6 +57,7 @@ class BatchStep(Step):
             while self.untaken:  # a full batch waits: no other one is begun
                 await self.room.wait()
             began = clock()
+            inp.quorum = size - len(open_batch)
             # As much as fills the batches that the next step has room for, at least one.
             items = await inp.get_many(size * max(1, out.room()) - len(open_batch))
             meter.waiting_input += clock() - began

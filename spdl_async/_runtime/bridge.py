@@ -248,7 +248,7 @@ class Sink:
     without a round trip, but they are still the last step's: it goes on counting them.
     """
 
-    __slots__ = ("_at_end", "_beyond", "_handover", "_ledger", "on_demand", "on_taken")
+    __slots__ = ("_at_end", "_beyond", "_handover", "_ledger", "on_demand", "on_taken", "quorum")
 
     def __init__(
         self,
@@ -261,6 +261,7 @@ class Sink:
         self._ledger = ledger
         self._at_end = at_end
         self._beyond = 0
+        self.quorum = 1
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
         handover.attach(loop, self.on_room)

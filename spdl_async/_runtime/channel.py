@@ -57,10 +57,12 @@ class Outlet(Protocol):
         on_taken: told how many items the reader has taken; set by the writer.
         on_demand: told that the reader is about to wait; may push at once. Set by writers that
             make items only when they are asked for.
+        quorum: how many items the reader needs before it can do anything with them.
     """
 
     on_taken: Callable[[int], None]
     on_demand: Callable[[], None] | None
+    quorum: int
 
     def room(self) -> int:
         """Return how many items would be taken at once."""
@@ -75,7 +77,16 @@ class Outlet(Protocol):
 class Channel:
     """Items on their way from one step to the next."""
 
-    __slots__ = ("_buffer", "_demand", "_reader", "closed", "failure", "on_demand", "on_taken")
+    __slots__ = (
+        "_buffer",
+        "_demand",
+        "_reader",
+        "closed",
+        "failure",
+        "on_demand",
+        "on_taken",
+        "quorum",
+    )
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._buffer: deque[Item] = deque()
@@ -85,6 +96,7 @@ class Channel:
         self.failure: BaseException | None = None
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
+        self.quorum = 1
 
     def __len__(self) -> int:
         return len(self._buffer)

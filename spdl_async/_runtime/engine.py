@@ -152,6 +152,8 @@ class Engine:
         self.pool.shutdown(wait=False)
         for step in self.steps:
             step.unreached_failures()
+            # A cancelled task keeps its exception, that the frames, and those what user code held.
+            step.tasks.clear()
         if not self.handover.ended:
             self.handover.close()
         self.finished = clock()

@@ -20,10 +20,10 @@ from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
 from spdl_async._runtime.hop import BaseHop, dispose
+from spdl_async._runtime.hopping_step import HoppingStep, asked_to_stop
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
-from spdl_async._runtime.thread_step import HoppingStep, _asked_to_stop
 from spdl_async._runtime.ticket import Item
 from spdl_async.statistics import StageStatistics
 
@@ -265,7 +265,7 @@ class ThreadFlowStep(HoppingStep):
         task = self.launch(self.produce(flow, value), "flow")
 
         def ended(task: Task[None]) -> None:
-            self.tasks.remove(task)
+            self.forget(task)
             self.loop_flows.pop(flow, None)
             if task.cancelled():
                 dispose(value)
@@ -290,7 +290,7 @@ class ThreadFlowStep(HoppingStep):
                 return
             await self.iterate(flow, value)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+            if isinstance(error, asyncio.CancelledError) and asked_to_stop():
                 raise
             failure = caught(error, flow.item.value)
         self.meters[0].busy += clock() - began

@@ -5,9 +5,10 @@ the next without waiting for the loop. It ends when the inbox is dry. Between tw
 looks whether other jobs wait for a thread of the pool; after a quantum of 5 ms it then goes to the
 end of the line, keeping its slot. A hop never waits for room, a lock or the loop.
 
-Finished items are announced to the loop in shares: one by one when ops are slow, else together.
-The append comes before the flag is read, and the loop clears the flag before it takes results, so
-no wake-up is lost.
+Finished items are announced to the loop together: those of quick ops in shares that last a fraction
+of a millisecond, those of slow ops when the next step can do something with them, or when the inbox
+runs low. The append comes before the flag is read, and the loop clears the flag before it takes
+results, so no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
-    from spdl_async._runtime.thread_step import HoppingStep, ThreadStep
+    from spdl_async._runtime.hopping_step import HoppingStep
+    from spdl_async._runtime.thread_step import ThreadStep
 
 QUANTUM = 0.005
 SHARE_SECONDS = 0.0002
@@ -183,7 +185,11 @@ class MapHop(BaseHop):
                 step.wake()
                 return True
             share += 1
-            if share >= step.share or now - announced > SHARE_SECONDS:
+            finished = next(step.finished)
+            if step.share == 1:
+                if step.of_use(finished):
+                    step.wake()
+            elif share >= step.share or now - announced > SHARE_SECONDS:
                 share = 0
                 announced = now
                 # With a dry inbox the hop ends now, and its end is announced anyway.

@@ -25,7 +25,7 @@ from spdl_async._plan.steps import (
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
-from spdl_async._runtime.inline_loop import InlineLoop
+from spdl_async._runtime.inline_loop import AsyncInOrdinary, InlineLoop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
@@ -187,9 +187,7 @@ class InlinePass:
                 index += 1
                 yield item
         finally:
-            close = getattr(iterator, "close", None)
-            if close is not None and isinstance(iterator, Generator):
-                close()
+            close(iterator)
         if first is not None:
             raise first
         self.finish(judge)
@@ -290,7 +288,7 @@ class InlinePass:
                         yield Item(value, item.ticket, (*item.path, ordinal), item.members)
                     ordinal += 1
             finally:
-                flow.close(values)
+                close(values)
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)
@@ -385,3 +383,11 @@ class InlinePass:
                     child = Item(element, item.ticket, (*item.path, ordinal), item.members)
                 yield child
         self.finish(judge)
+
+
+def close(iterator: Any) -> None:
+    """Close what user code iterates, where it can be."""
+    if isinstance(iterator, AsyncInOrdinary):
+        iterator.close()
+    else:
+        flow.close(iterator)

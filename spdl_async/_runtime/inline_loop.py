@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Generator
+from collections.abc import AsyncIterable, Awaitable
 from typing import Any
 
 from spdl_async.errors import RunStateError
@@ -33,20 +33,9 @@ class InlineLoop:
             self.loop = asyncio.new_event_loop()
         return self.loop.run_until_complete(_awaited(awaitable))
 
-    def drive(self, values: AsyncIterable[Any]) -> Generator[Any, None, None]:
-        """Iterate an async iterable in this thread."""
-        iterator = aiter(values)
-        try:
-            while True:
-                try:
-                    value = self.wait_for(anext(iterator))
-                except StopAsyncIteration:
-                    return
-                yield value
-        finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                self.wait_for(close())
+    def drive(self, values: AsyncIterable[Any]) -> AsyncInOrdinary:
+        """Return an iterator over an async iterable."""
+        return AsyncInOrdinary(self, values)
 
     def close(self) -> None:
         """End what is left on the loop, and close it."""
@@ -58,3 +47,26 @@ class InlineLoop:
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
+
+
+class AsyncInOrdinary:
+    """Iterates an async iterable in this thread; an item that fails does not end it."""
+
+    def __init__(self, loop: InlineLoop, values: AsyncIterable[Any]) -> None:
+        self._loop = loop
+        self._iterator = aiter(values)
+
+    def __iter__(self) -> AsyncInOrdinary:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._loop.wait_for(anext(self._iterator))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Close the async iterator, where it can be."""
+        closing = getattr(self._iterator, "aclose", None)
+        if closing is not None:
+            self._loop.wait_for(closing())

@@ -11,6 +11,7 @@ from typing import Any
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.hopping_step import asked_to_stop
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep
@@ -99,7 +100,7 @@ class LoopStep(WindowedStep):
             try:
                 value = await call(value)
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+                if isinstance(error, asyncio.CancelledError) and asked_to_stop():
                     raise
                 self.fail(item, caught(error, value))
             else:
@@ -138,8 +139,3 @@ class LoopStep(WindowedStep):
         self.seen_calls, self.seen_busy = meter.calls, meter.busy
         if self.pace.look(meter.items_out, average < FAST_SECONDS):
             self.room.set()
-
-
-def _asked_to_stop() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

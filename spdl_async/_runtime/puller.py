@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.hop import SHARE_SECONDS
-from spdl_async._runtime.thread_step import COMPANY_SECONDS
+from spdl_async._runtime.hopping_step import COMPANY_SECONDS
 from spdl_async._runtime.ticket import KEPT_TYPES, Item, Ticket, kept_source
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Puller:
         """Account for items that left, and allow the thread to have ``limit`` items waiting."""
         self.left += taken
         allowed = self.left + limit
-        if allowed - self.allowed < limit // 2:
+        if allowed - self.allowed < limit * 3 // 4:
             return  # not worth waking the thread for
         self.allowed = allowed
         if self.starving:

@@ -125,6 +125,11 @@ class Step:
         self.tasks.append(task)
         return task
 
+    def forget(self, task: Task[None]) -> None:
+        """Let go of a task that has ended."""
+        if task in self.tasks:
+            self.tasks.remove(task)
+
     # What is handed on stays counted here until the next step takes it.
 
     def emit(self, items: list[Item]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import Task, TimerHandle
+import itertools
+from asyncio import Task
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -11,248 +12,15 @@ from typing import Any
 
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.failures import Judge, caught, note_once
-from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line, MapHop, dispose
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.hop import BaseHop, MapHop, dispose
+from spdl_async._runtime.hopping_step import HoppingStep, asked_to_stop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep, guarded
+from spdl_async._runtime.step import Host
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
-
-COMPANY_SECONDS = 0.001  # a finished item waits at most this long for others to be announced with
-SAMPLE = 16
-BURST = 8
-
-
-class HoppingStep(WindowedStep):
-    """A step whose calls run in hops: slots, dispatch, wake-ups, and the size of a share.
-
-    Attributes:
-        inbox: accepted items (or flows) that no thread has taken yet.
-        idle: hops without a job; ``concurrency`` less these is the number of slots taken.
-        ended: hops that gave their slot back and that the loop has not seen yet.
-        share: how many finished items are announced together.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        source: Channel,
-        out: Outlet,
-        *,
-        concurrency: int,
-        executor: Executor | None,
-        ordered: bool,
-        pace: Pace,
-        judges: list[Judge],
-        meters: list[Meter],
-    ) -> None:
-        super().__init__(
-            host, source, out, ordered=ordered, pace=pace, judges=judges, meters=meters
-        )
-        self.line = Line(host.pool, executor)
-        self.inbox: deque[Any] = deque()
-        self.concurrency = concurrency
-        self.hops: list[BaseHop] = []
-        self.idle: list[BaseHop] = []
-        self.ended: deque[BaseHop] = deque()
-        self.at_work: set[BaseHop] = set()
-        self.dispatching = False
-        self.woken = False
-        self.share = 1
-        self.quick = 0
-        self.slow = 0
-        self.quick_busy = 0.0
-        self.refusal: BaseException | None = None
-        self.halt_seen = False
-        self.timer: TimerHandle | None = None
-
-    def new_hop(self) -> BaseHop:
-        """Make a hop for one more slot."""
-        raise NotImplementedError
-
-    @property
-    def active(self) -> int:
-        """Slots taken."""
-        return len(self.hops) - len(self.idle)
-
-    @property
-    def quiet(self) -> bool:
-        return not self.active
-
-    def wake(self) -> None:
-        """Have the loop look at what threads have finished; from any thread, coalesced."""
-        if not self.woken:
-            self.woken = True
-            try:
-                self.host.loop.call_soon_threadsafe(self.on_wake)
-            except RuntimeError:  # the loop is closed: nobody waits for the results any more
-                pass
-
-    @guarded
-    def on_wake(self) -> None:
-        """Take back slots and finished items, on the loop."""
-        self.woken = False
-        self.take_back()
-        if self.halted:
-            self.on_halt()
-        else:
-            self.dispatch()
-        self.after_wake()
-        if not self.halted:
-            self.measure()
-            self.arm()
-        self.advance()
-
-    def after_wake(self) -> None:
-        """Do what a kind of step has to do at a wake-up."""
-
-    def take_back(self) -> None:
-        """Make the slots of ended hops available."""
-        ended = self.ended
-        if ended:
-            while ended:
-                hop = ended.popleft()
-                self.collect_hop(hop)
-                self.take_pace(hop)
-                self.at_work.discard(hop)
-                self.idle.append(hop)
-            if self.quiet:
-                self.host.became_quiet()
-
-    def collect_hop(self, hop: BaseHop) -> None:
-        """Add an ended hop's numbers to the meters."""
-
-    def on_halt(self) -> None:
-        """React once to a halt that a hop has decided: a failure that ends the run."""
-        if self.cancelled or self.halt_seen:
-            return
-        self.halt_seen = True
-        if self.refusal is not None:
-            self.fatal = self.refusal
-        self.stop_starting()
-
-    def refused(self, error: BaseException) -> None:
-        """Hear from any thread that the executor takes no more work."""
-        if self.refusal is None:
-            self.refusal = error
-            note_once(
-                error,
-                f"spdl_async: the executor of stage {self.meters[0].name!r} does not take work",
-            )
-        self.halted = True
-
-    def dispatch(self) -> None:
-        """Start as many hops as the inbox keeps busy."""
-        waiting = len(self.inbox)
-        if not waiting:
-            return
-        wanted = waiting if self.share == 1 else -(-waiting // self.share) - self.active
-        for started in range(wanted):
-            if started == BURST:  # quick ops are done before more threads are awake
-                self.dispatch_later()
-                return
-            if self.idle:
-                hop = self.idle.pop()
-            elif len(self.hops) < self.concurrency:
-                hop = self.new_hop()
-                self.hops.append(hop)
-            else:
-                return
-            self.at_work.add(hop)
-            if not self.submit(hop):
-                return
-
-    def dispatch_later(self) -> None:
-        """Start further hops in the loop's next turn, if they still have something to do."""
-        if not self.dispatching:
-            self.dispatching = True
-            self.host.loop.call_soon(self.dispatch_again)
-
-    @guarded
-    def dispatch_again(self) -> None:
-        """Go on with a dispatch."""
-        self.dispatching = False
-        if not self.halted:
-            self.dispatch()
-
-    def submit(self, hop: BaseHop) -> bool:
-        """Queue a hop's job; ``False`` where the executor refuses, which ends the run."""
-        try:
-            self.line.submit(hop)
-        except RuntimeError as error:
-            self.refused(error)
-            self.ended.append(hop)
-            self.wake()
-            return False
-        return True
-
-    @guarded
-    def on_timer(self) -> None:
-        """Look after items that were to be announced together, and slots left empty meanwhile.
-
-        Armed only while shares are larger than one. Where an op took longer than expected, shares
-        go back to one: every item is announced, every slot used.
-        """
-        self.timer = None
-        if self.halted:
-            return
-        self.measure(whole=True)
-        self.take_back()
-        self.dispatch()
-        self.arm()
-        self.advance()
-
-    def arm(self) -> None:
-        """See to it that a finished item waits no longer than a moment for others."""
-        if self.share > 1 and self.active and self.timer is None and not self.halted:
-            self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
-
-    def take_pace(self, hop: BaseHop) -> None:
-        """Take over what a hop has seen of the ops' pace."""
-        self.quick += hop.quick
-        self.slow += hop.slow
-        self.quick_busy += hop.quick_busy
-        hop.quick = hop.slow = 0
-        hop.quick_busy = 0.0
-
-    def measure(self, *, whole: bool = False) -> None:
-        """Fit the window and the share to the time that results take.
-
-        ``whole``: count what the present hops have done too; none at all means that they are slow.
-        """
-        if whole:
-            for hop in self.at_work:
-                self.take_pace(hop)
-        quick, slow = self.quick, self.slow
-        if quick + slow < SAMPLE and not (whole and not quick):
-            return
-        average = self.quick_busy / quick if quick else SHARE_SECONDS
-        self.quick = self.slow = 0
-        self.quick_busy = 0.0
-        is_quick = quick > 0 and slow * 4 <= quick
-        if self.pace.look(self.meters[-1].items_out, is_quick):
-            self.room.set()
-        self.share = 1
-        if is_quick:
-            share = int(SHARE_SECONDS / max(average, 1e-9))
-            self.share = max(1, min(self.pace.window, share))
-            if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most
-                self.pace.least = max(1, self.pace.window * 3 // 4)
-
-    def stop(self) -> None:
-        super().stop()
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        self.inbox.clear()
-        for hop in self.hops:
-            if hop.future is not None and not hop.must_run:
-                hop.future.cancel()
-
-    def running(self) -> list[tuple[str, int, Item | None]]:
-        return [(self.meters[hop.at].name, hop.thread, hop.item) for hop in self.hops if hop.thread]
 
 
 class ThreadStep(HoppingStep):
@@ -288,8 +56,35 @@ class ThreadStep(HoppingStep):
         self.plain: set[type] = set()
         self.awaiting: deque[tuple[MapHop, Item]] = deque()
 
+        # Calls finished by threads, and items that have left: the difference waits to be collected.
+        self.finished = itertools.count(1)
+        self.collected = 0
+        self.low = max(1, (concurrency + 1) // 2)
+
     def new_hop(self) -> MapHop:
         return MapHop(self)
+
+    def of_use(self, finished: int) -> bool:
+        """Tell a hop that has finished an item whether the loop would do anything about it now.
+
+        That is: hand it on to a step that waits for so many, or put more into an inbox that runs low.
+        With input order only the head of the window lets anything leave. (Where the head is another
+        item now, its own thread asks after it has marked that as done.)
+        """
+        if self.woken:
+            return False
+        if len(self.inbox) <= self.low:
+            return True
+        if finished - self.collected < self.out.quorum:
+            return False
+        held = self.held
+        return not self.ordered or (bool(held) and held[0].state != PENDING)
+
+    def collect(self) -> list[Item]:
+        before = self.unfinished
+        ready = super().collect()
+        self.collected += len(ready) + before - self.unfinished
+        return ready
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
@@ -319,7 +114,7 @@ class ThreadStep(HoppingStep):
         task = self.launch(self.await_result(hop, item, awaitable), "awaitable")
 
         def ended(task: Task[None]) -> None:
-            self.tasks.remove(task)
+            self.forget(task)
             if task.cancelled():
                 self.leave(hop, awaitable)
 
@@ -338,7 +133,7 @@ class ThreadStep(HoppingStep):
         try:
             value = await awaitable
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _asked_to_stop():
+            if isinstance(error, asyncio.CancelledError) and asked_to_stop():
                 raise
             item.value = failure = caught(error)
             item.state = FAILED
@@ -378,8 +173,3 @@ class ThreadStep(HoppingStep):
                 meter.items_out = meter.calls + calls - meter.failed - meter.dropped
             shots.append(meter.snapshot(busy))
         return shots
-
-
-def _asked_to_stop() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

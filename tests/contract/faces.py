@@ -81,16 +81,18 @@ def drive(
     *,
     take: int | None = None,
     on_output: OnOutput | None = None,
+    hold: Gate | None = None,
     shutdown_timeout: float = PATIENCE,
     leave_with: BaseException | None = None,
 ) -> Outcome:
     """Run one pass on a face; take all of its outputs or the first ``take``, then leave its block.
 
-    An error of the iteration is in the outcome. ``leave_with`` is raised in the block at its end.
+    The consumer waits at ``hold`` after each output. An error of the iteration is in the outcome;
+    ``leave_with`` is raised in the block, at its end.
     """
     pipeline = made.build() if isinstance(made, PipelineBuilder) else made
     if face.is_async:
-        work = _drive_async(pipeline, face, take, on_output, shutdown_timeout, leave_with)
+        work = _drive_async(pipeline, face, take, on_output, hold, shutdown_timeout, leave_with)
         return run_loop(work, face)
     outcome = Outcome()
     run = pipeline.run_sync(inline=face is Face.INLINE, shutdown_timeout=shutdown_timeout)
@@ -101,6 +103,8 @@ def drive(
                 outcome.outputs.append(value := next(run))
                 if on_output is not None:
                     on_output(value)
+                if hold is not None:
+                    hold.wait()
         except StopIteration:
             pass
         except BaseException as error:
@@ -115,6 +119,7 @@ async def _drive_async(
     face: Face,
     take: int | None,
     on_output: OnOutput | None,
+    hold: Gate | None,
     shutdown_timeout: float,
     leave_with: BaseException | None,
 ) -> Outcome:
@@ -127,6 +132,8 @@ async def _drive_async(
                 outcome.outputs.append(value := await anext(run))
                 if on_output is not None:
                     on_output(value)
+                if hold is not None:
+                    await hold.passed()
         except StopAsyncIteration:
             pass
         except BaseException as error:

@@ -141,7 +141,7 @@ def test_contract_6_a_failure_that_the_consumer_never_reached_is_listed(
 
     work = Watched(errors={5: ValueError("late")})
     built = kind.add(numbers(50), work, concurrency=4).add_sink(8)
-    outcome = drive(built, face, take=1, on_output=lambda _: failed.wait())
+    outcome = drive(built, face, take=1, hold=failed)
     assert outcome.outputs == [0]
     assert outcome.error is None
     assert [(r.stage, r.index, r.message) for r in outcome.failures] == [("work", 5, "late")]
@@ -201,7 +201,7 @@ def test_b1_a_failure_with_a_full_sink_and_no_consumer(kind: Kind, face: Face) -
 
     work = Watched(errors={4: ValueError("unread")})
     built = kind.add(endless(), work, concurrency=8).add_sink(1)
-    outcome = drive(built, face, take=1, on_output=lambda _: failed.wait())
+    outcome = drive(built, face, take=1, hold=failed)
     assert outcome.outputs == [0]  # and the block was left, without a hang
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Literal
 
 import pytest
@@ -39,7 +39,7 @@ class Stuck:
             self.deep_inside()
         return item
 
-    def generator(self, item: int) -> Iterator[int]:
+    def generator(self, item: int) -> Generator[int, None, None]:
         yield item
         if item:
             self.deep_inside()
@@ -145,9 +145,7 @@ async def test_names_the_stage_and_shows_the_stack(
 
 
 @every_kind
-def test_the_same_in_ordinary_code(
-    kind: Callable[[Stuck], Pipeline[int]], stuck: Stuck
-) -> None:
+def test_the_same_in_ordinary_code(kind: Callable[[Stuck], Pipeline[int]], stuck: Stuck) -> None:
     """Contract 13."""
     with (
         pytest.raises(ShutdownTimeout) as caught,

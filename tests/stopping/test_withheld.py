@@ -3,12 +3,11 @@ no waiting for company), in every kind of stage and after any number of fast ite
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 
 import pytest
-from witness import PATIENCE, our_threads, wait_until
+from witness import PATIENCE, our_threads, until, wait_until
 
 from spdl_async import Pipeline, PipelineBuilder
 
@@ -30,21 +29,21 @@ class Holder:
             yield self.op(number)
 
     async def async_op(self, item: int) -> int:
-        while item == self.at and not self.opened.is_set():
-            await asyncio.sleep(0.005)
+        if item == self.at:
+            await until(self.opened.is_set)
         return item
 
     async def async_source(self) -> AsyncIterator[int]:
         for number in range(self.at + 3):
             yield await self.async_op(number)
 
-    def generator(self, item: int) -> Iterator[int]:
+    def generator(self, item: int) -> Generator[int, None, None]:
         yield self.op(item)
 
-    def generator_of_all(self, item: int) -> Iterator[int]:
+    def generator_of_all(self, item: int) -> Generator[int, None, None]:
         yield from self.source()
 
-    async def async_generator(self, item: int) -> AsyncIterator[int]:
+    async def async_generator(self, item: int) -> AsyncGenerator[int, None]:
         yield await self.async_op(item)
 
     def keep(self, item: int) -> bool:

@@ -78,7 +78,9 @@ class Engine:
         self.steps: list[Step] = []
         self.tasks: set[Task[None]] = set()
         self.changed = Signal(loop)
+        self.supervisor: Task[None] | None = None
         self.stopping = False
+        self.exiting = False
         self.let_go = False
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
@@ -99,6 +101,7 @@ class Engine:
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
         registry.add(self)
+        self.supervisor = asyncio.current_task()
         torn_down = False
         try:
             if not self.stopping:
@@ -149,12 +152,14 @@ class Engine:
 
     def end(self) -> None:
         """Settle what is left; the last thing that the supervisor does."""
+        for step in self.steps:
+            step.give_up()
         self.pool.shutdown(wait=False)
         for step in self.steps:
             step.unreached_failures()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
-        if not self.handover.ended:
+        if not self.handover.ended and not self.exiting:
             self.handover.close()
         self.finished = clock()
         if all(step.quiet for step in self.steps):
@@ -175,6 +180,11 @@ class Engine:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crashed(error)
         self.changed.set()
+
+    @property
+    def torn_down(self) -> bool:
+        # The loop's teardown cancels all tasks before any of them runs; nobody else cancels this one.
+        return self.supervisor is not None and self.supervisor.cancelling() > 0
 
     def cancel_above(self, step: Step) -> None:
         for above in self.steps:
@@ -213,12 +223,24 @@ class Engine:
         """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
         try:
             self.loop.call_soon_threadsafe(self.request_stop)
-        except RuntimeError:  # the loop is closed: only threads are left, and they look at flags
-            for step in self.steps:
-                step.halted = step.cancelled = True
-                if isinstance(step, SourceStep):
-                    step.puller.cancelled = True
-                    step.puller.gate.put(None)
+        except RuntimeError:  # the loop is closed
+            self.halt_threads()
+
+    def halt_threads(self) -> None:
+        """Stop the threads without the loop's help: they look at flags."""
+        for step in self.steps:
+            step.halted = step.cancelled = True
+            if isinstance(step, SourceStep):
+                step.puller.cancelled = True
+                step.puller.gate.put(None)
+
+    def post_exit(self) -> None:
+        """Ask for a stop because the interpreter ends: whoever waits for results may go on waiting."""
+        self.exiting = True
+        self.post_stop()
+        if not self.loop.is_running():
+            self.halt_threads()
+            self.pool.shutdown(wait=False)
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""

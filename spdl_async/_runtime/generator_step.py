@@ -20,7 +20,7 @@ from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
 from spdl_async._runtime.hop import BaseHop, dispose
-from spdl_async._runtime.hopping_step import HoppingStep, asked_to_stop
+from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
@@ -128,11 +128,18 @@ class ThreadFlowStep(HoppingStep):
 
     # On the loop
 
-    def after_wake(self) -> None:
+    def give_up(self) -> None:
+        self.look_at_parked()
+
+    def look_at_parked(self) -> None:
+        """Take note of flows that threads have parked; there may be room again by now."""
         while self.newly_parked:
             flow = self.newly_parked.popleft()
             flow.parked = True
             self.resume(flow)
+
+    def after_wake(self) -> None:
+        self.look_at_parked()
         while self.to_loop:
             self.drive_on_loop(*self.to_loop.popleft())
 
@@ -290,7 +297,7 @@ class ThreadFlowStep(HoppingStep):
                 return
             await self.iterate(flow, value)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+            if self.asked_to_stop(error):
                 raise
             failure = caught(error, flow.item.value)
         self.meters[0].busy += clock() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import TimerHandle
 from collections import deque
 from concurrent.futures import Executor
@@ -256,8 +255,3 @@ class HoppingStep(WindowedStep):
 
     def running(self) -> list[tuple[str, int, Item | None]]:
         return [(self.meters[hop.at].name, hop.thread, hop.item) for hop in self.hops if hop.thread]
-
-
-def asked_to_stop() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

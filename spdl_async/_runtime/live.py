@@ -21,8 +21,8 @@ logger = logging.getLogger("spdl_async")
 class Live(Protocol):
     """A run as the end of the interpreter sees it."""
 
-    def post_stop(self) -> None:
-        """Ask the run to stop, from any thread."""
+    def post_exit(self) -> None:
+        """Ask the run to stop because the interpreter ends."""
 
     def at_work(self) -> bool:
         """Tell whether one of its threads has work, as opposed to waiting for some."""
@@ -65,7 +65,7 @@ class Registry:
         """Stop every run, wait a bounded time for all of them together, then let go."""
         runs = list(self._runs)
         for run in runs:
-            run.post_stop()
+            run.post_exit()
         deadline = monotonic() + EXIT_SECONDS
         for run in runs:
             for thread in run.threads():

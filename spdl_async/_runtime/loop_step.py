@@ -11,7 +11,6 @@ from typing import Any
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
-from spdl_async._runtime.hopping_step import asked_to_stop
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep
@@ -100,7 +99,7 @@ class LoopStep(WindowedStep):
             try:
                 value = await call(value)
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+                if self.asked_to_stop(error):
                     raise
                 self.fail(item, caught(error, value))
             else:

@@ -18,7 +18,6 @@ from typing import Any
 from spdl_async._plan.steps import MAX_CHUNK
 from spdl_async._runtime.channel import Outlet, Signal
 from spdl_async._runtime.failures import Judge, caught, note_once
-from spdl_async._runtime.hopping_step import asked_to_stop
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.puller import Puller
@@ -253,7 +252,7 @@ class SourceStep(Step):
             except StopAsyncIteration:
                 return self.at_source_end()
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+                if self.asked_to_stop(error):
                     raise
                 item = self.failed_item(error)
             else:
@@ -280,7 +279,7 @@ class SourceStep(Step):
 
     def failed_to_open(self, error: BaseException) -> BaseException:
         """Record that the source could not be opened, which no policy skips."""
-        if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+        if self.asked_to_stop(error):
             raise error
         item = self.failed_item(error)
         failure: OpFailure = item.value

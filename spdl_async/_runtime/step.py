@@ -7,6 +7,7 @@ until they return, and :attr:`Step.quiet` tells when the last of them did.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from asyncio import AbstractEventLoop, Task
 from collections import deque
@@ -43,6 +44,10 @@ class Host(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         """Start a task in the engine's group."""
+
+    @property
+    def torn_down(self) -> bool:
+        """Whether the loop is being closed, which cancels every task."""
 
     def cancel_above(self, step: Step) -> None:
         """Stop every step above ``step``."""
@@ -108,6 +113,9 @@ class Step:
         for task in self.tasks:
             task.cancel()
 
+    def give_up(self) -> None:
+        """Hand to the pool what still has to be closed; the loop will not come back to it."""
+
     def unreached_failures(self) -> None:
         """Write down failures that nobody came to, because the run ended before."""
 
@@ -123,7 +131,28 @@ class Step:
         """Start one of the step's own tasks, cancelled by :meth:`stop`."""
         task = self.host.spawn(work, f"spdl_async: stage {self.meters[0].name}: {what}")
         self.tasks.append(task)
+        task.add_done_callback(self.check_ended)
         return task
+
+    def check_ended(self, task: Task[None]) -> None:
+        """See to it that a task which somebody else has cancelled does not leave the run hanging."""
+        if task.cancelled() and not self.halted and not self.host.torn_down:
+            self.host.crashed(RuntimeError(f"{task.get_name()!r} was cancelled by code outside"))
+
+    def asked_to_stop(self, error: BaseException) -> bool:
+        """Tell whether an exception in a task of ours is the cancellation that a stop has asked for.
+
+        User code can raise ``CancelledError`` too, or cancel the task that it runs in: an ordinary
+        failure, after which the task goes on.
+        """
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        if self.cancelled or self.host.torn_down:
+            return True
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        return False
 
     def forget(self, task: Task[None]) -> None:
         """Let go of a task that has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from asyncio import Task
 from collections import deque
@@ -14,7 +13,7 @@ from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import BaseHop, MapHop, dispose
-from spdl_async._runtime.hopping_step import HoppingStep, asked_to_stop
+from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host
@@ -133,7 +132,7 @@ class ThreadStep(HoppingStep):
         try:
             value = await awaitable
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+            if self.asked_to_stop(error):
                 raise
             item.value = failure = caught(error)
             item.state = FAILED

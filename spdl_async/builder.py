@@ -415,6 +415,7 @@ class PipelineBuilder(Generic[T_co]):
         >>> list(PipelineBuilder().add_source(range(5)).aggregate(2, drop_last=True).build())
         [[0, 1], [2, 3]]
         """
+        self._used = True
         policy = parse_policy(on_error, max_failures, "aggregate")
         if not isinstance(drop_last, bool):
             raise BuildError(f"aggregate: drop_last must be True or False, not {drop_last!r}")
@@ -483,7 +484,7 @@ class PipelineBuilder(Generic[T_co]):
         *,
         num_threads: int | None = None,
         executor: Executor | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
         seed: int | None = None,
         name: str | None = None,
@@ -494,8 +495,8 @@ class PipelineBuilder(Generic[T_co]):
             num_threads: size of the thread pool; default: the concurrency of the thread stages in
                 sum. Any number of at least 1 works for any pipeline.
             executor: run all sync stages on this executor instead; never shut down by us.
-            on_error: policy of the stages that have none of their own.
-            max_failures: their budget together.
+            on_error: policy of the stages that have none of their own; default ``"raise"``.
+            max_failures: their budget together; implies ``"skip"``.
             seed: root of all randomness that is not seeded explicitly; ``None`` draws one.
             name: the pipeline's name in tables, messages and thread names.
 
@@ -515,8 +516,6 @@ class PipelineBuilder(Generic[T_co]):
             )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
-        if on_error == "raise" and max_failures is not None:
-            on_error = "skip"
         policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()
         scope = Scope(policy=policy, executor=executor, num_threads=num_threads)
         plan = compile_chain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from spdl_async._plan.steps import FLATTEN_CHUNK
@@ -14,14 +15,16 @@ from spdl_async._runtime.ticket import Item, OpFailure, Ticket
 from spdl_async.spec.markers import DROP
 
 MANY = 256
+MOST = 1024
+SLICE_SECONDS = 0.001
 
 
-def batch_of(members: list[Item], value: Any) -> Item:
+def batch_of(members: Sequence[Item], value: Any) -> Item:
     """Return an item made of others, which keep their identity and lose their values."""
     if not members:  # an aggregator may have something to say at the end of no data
         return Item(value, Ticket(0, -1, None), (), ())
     first = members[0]
-    return Item(value, first.ticket, first.path, tuple(members))
+    return Item(value, first.ticket, first.path, members)
 
 
 class BatchStep(Step):
@@ -52,42 +55,53 @@ class BatchStep(Step):
     async def work(self) -> None:
         """Fill batches until the input ends; a failure above leaves the open one unfinished."""
         inp, out, size, meter = self.inp, self.out, self.size, self.meters[0]
-        open_batch: list[Item] = []
+        members: list[Item] = []
+        values: list[Any] = []
+        resumed = clock()
         while True:
+            if clock() - resumed > SLICE_SECONDS:  # big batches must not hold up the loop
+                await asyncio.sleep(0)
+                resumed = clock()
             while self.untaken:  # a full batch waits: no other one is begun
                 await self.room.wait()
             began = clock()
-            inp.quorum = size - len(open_batch)
+            inp.quorum = size - len(members)
             # As much as fills the batches that the next step has room for, at least one.
-            items = await inp.get_many(size * max(1, out.room()) - len(open_batch))
+            wanted = size * max(1, out.room()) - len(members)
+            items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:
                 break
             meter.items_in += len(items)
-            open_batch.extend(items)
-            meter.peak = max(meter.peak, min(size, len(open_batch)))
-            if len(open_batch) >= size:
-                full = len(open_batch) // size * size
-                batches = [self.gather(open_batch[k : k + size]) for k in range(0, full, size)]
-                del open_batch[:full]
-                self.emit(batches)
-            meter.queue = len(open_batch)
+            members += items
+            values += [item.value for item in items]
+            for item in items:
+                item.value = None
+            meter.peak = max(meter.peak, min(size, len(members)))
+            if len(members) >= size:
+                self.emit(cut(members, values, size))
+                whole = len(members) // size * size
+                members, values = members[whole:], values[whole:]
+            meter.queue = len(members)
         meter.queue = 0
-        if open_batch and inp.failure is None:
+        if members and inp.failure is None:
             if self.drop_last:
-                meter.dropped += len(open_batch)
-                for item in open_batch:
+                meter.dropped += len(members)
+                for item in members:
                     self.host.ledger.release(item)
             else:
-                self.emit([self.gather(open_batch)])
+                self.emit([batch_of(members, values)])
         out.close(inp.failure)
 
-    def gather(self, members: list[Item]) -> Item:
-        """Make one batch."""
-        values = [item.value for item in members]
-        for item in members:
-            item.value = None
-        return batch_of(members, values)
+
+def cut(members: list[Item], values: list[Any], size: int) -> list[Item]:
+    """Return the full batches; one that is just full takes the lists as they are."""
+    if len(members) == size:
+        return [batch_of(members, values)]
+    return [
+        batch_of(members[k : k + size], values[k : k + size])
+        for k in range(0, len(members) // size * size, size)
+    ]
 
 
 class FlattenStep(Step):
@@ -119,8 +133,9 @@ class FlattenStep(Step):
             if not items:
                 break
             meter.items_in += len(items)
-            for item in items:
-                error = await self.flatten(item)
+            items.reverse()
+            while items:  # taken out one by one: what is done must not be kept alive by this frame
+                error = await self.flatten(items.pop())
                 if error is not None:
                     self.host.cancel_above(self)
                     out.close(error)
@@ -129,12 +144,11 @@ class FlattenStep(Step):
 
     async def flatten(self, item: Item) -> BaseException | None:
         """Emit one item's elements; return what ends the run."""
-        value = item.value
+        value, item.value = item.value, None
         meter = self.meters[0]
         self.judge.count_calls(1)
         if not isinstance(value, (list, tuple)):
             meter.failed += 1
-            item.value = None
             self.host.ledger.release(item)
             return self.judge.verdict(item, OpFailure(*not_a_list(value)))
         members = item.members

@@ -11,15 +11,19 @@ waits loses nothing and keeps nothing from others.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from asyncio import AbstractEventLoop, Future
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter as clock
 from typing import Any
 
 from spdl_async._runtime.ticket import Item, Ledger
 from spdl_async.errors import RunStateError
+
+SMALL_BATCH = 256
+SETTLE_AT_ONCE = 4096
 
 CLOSED_WHILE_WAITING = (
     "the run was closed while this task waited for its next result: another task called aclose() "
@@ -44,6 +48,7 @@ class Handover:
         self.size = size
         self.buffer: deque[Item] = deque()
         self.taken: deque[Item] = deque()
+        self._members: Iterator[Item] = iter(())
         self.ended = False
         self.closed = False
         self.error: BaseException | None = None
@@ -91,11 +96,28 @@ class Handover:
         self.buffer.clear()
         self._wake_all()
 
-    def settle(self, ledger: Ledger) -> None:
-        """Account for the results that were taken; on the engine's loop, or after its end."""
+    def settle(self, ledger: Ledger, most: float = math.inf) -> bool:
+        """Account for results that were taken, on the engine's loop or after its end.
+
+        About ``most`` source items at once: a batch may have a million. Return whether some are left.
+        """
         taken = self.taken
-        while taken:
-            ledger.release(taken.popleft())
+        count = 0
+        while count < most:
+            for member in self._members:
+                ledger.release(member)
+                count += 1
+                if count >= most:
+                    return True
+            if not taken:
+                return False
+            item = taken.popleft()
+            if item.members is None or len(item.members) <= SMALL_BATCH:
+                ledger.release(item)
+                count += 1 if item.members is None else len(item.members)
+            else:
+                self._members = iter(item.members)
+        return True
 
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
@@ -248,7 +270,16 @@ class Sink:
     without a round trip, but they are still the last step's: it goes on counting them.
     """
 
-    __slots__ = ("_at_end", "_beyond", "_handover", "_ledger", "on_demand", "on_taken", "quorum")
+    __slots__ = (
+        "_at_end",
+        "_beyond",
+        "_handover",
+        "_ledger",
+        "_loop",
+        "on_demand",
+        "on_taken",
+        "quorum",
+    )
 
     def __init__(
         self,
@@ -257,6 +288,7 @@ class Sink:
         ledger: Ledger,
         at_end: Callable[[], BaseException | None],
     ) -> None:
+        self._loop = loop
         self._handover = handover
         self._ledger = ledger
         self._at_end = at_end
@@ -270,7 +302,8 @@ class Sink:
         """Account for what was taken; there is room again."""
         handover = self._handover
         handover.room_seen()
-        handover.settle(self._ledger)
+        if handover.settle(self._ledger, SETTLE_AT_ONCE):
+            self._loop.call_soon(self.on_room)
         self._account(0)
         if self.on_demand is not None and not handover.ended:
             self.on_demand()

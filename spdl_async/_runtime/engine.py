@@ -142,8 +142,10 @@ class Engine:
             while not all(step.quiet for step in self.steps):
                 await self.changed.wait()
             self.pool.shutdown(wait=False)
-            for count, thread in enumerate(self.pool.threads):
-                thread.join()  # idle, so this takes microseconds
+            for count, thread in enumerate(self.threads()):
+                if thread is self.loop_thread:
+                    continue
+                thread.join()  # done or idle, so this takes microseconds
                 if count % 16 == 15:
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -221,13 +223,14 @@ class Engine:
 
     def post_stop(self) -> None:
         """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
+        self.halt_threads()
         try:
             self.loop.call_soon_threadsafe(self.request_stop)
         except RuntimeError:  # the loop is closed
-            self.halt_threads()
+            pass
 
     def halt_threads(self) -> None:
-        """Stop the threads without the loop's help: they look at flags."""
+        """Keep threads from starting another call, before the loop comes to it: they look at flags."""
         for step in self.steps:
             step.halted = step.cancelled = True
             if isinstance(step, SourceStep):
@@ -239,7 +242,6 @@ class Engine:
         self.exiting = True
         self.post_stop()
         if not self.loop.is_running():
-            self.halt_threads()
             self.pool.shutdown(wait=False)
 
     def at_work(self) -> bool:

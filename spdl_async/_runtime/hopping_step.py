@@ -60,6 +60,7 @@ class HoppingStep(WindowedStep):
         self.slow = 0
         self.quick_busy = 0.0
         self.pauses = 0
+        self.results_seen = 0
         self.refusal: BaseException | None = None
         self.halt_seen = False
         self.timer: TimerHandle | None = None
@@ -194,8 +195,9 @@ class HoppingStep(WindowedStep):
         self.timer = None
         if self.halted:
             return
-        self.measure(whole=True)
         self.take_back()
+        self.look_for_progress()
+        self.measure()
         self.dispatch()
         self.arm()
         self.advance()
@@ -213,23 +215,23 @@ class HoppingStep(WindowedStep):
         hop.quick = hop.slow = 0
         hop.quick_busy = 0.0
 
-    def measure(self, *, whole: bool = False) -> None:
-        """Fit the window and the share to the time that results take.
+    def look_for_progress(self) -> None:
+        """Use every slot where nothing was finished between two looks: a call takes long."""
+        for hop in self.at_work:
+            self.take_pace(hop)
+        results = self.quick + self.slow
+        # One look without progress may be a pause of the machine.
+        self.pauses = self.pauses + 1 if results == self.results_seen else 0
+        self.results_seen = results
+        if self.pauses > 1:
+            self.share = 1
 
-        ``whole``: count what the present hops have done too; none at all means that they are slow.
-        """
-        if whole:
-            for hop in self.at_work:
-                self.take_pace(hop)
+    def measure(self) -> None:
+        """Fit the window and the share to the time that results take."""
         quick, slow = self.quick, self.slow
-        if whole and not quick:
-            self.pauses += 1
-            if self.pauses > 1:  # not a pause of the machine: a call takes long, so use every slot
-                self.share = 1
-            return
-        self.pauses = 0
         if quick + slow < SAMPLE:
             return
+        self.results_seen = 0
         average = self.quick_busy / quick if quick else SHARE_SECONDS
         self.quick = self.slow = 0
         self.quick_busy = 0.0
@@ -241,7 +243,9 @@ class HoppingStep(WindowedStep):
             share = int(SHARE_SECONDS / max(average, 1e-9))
             self.share = max(1, min(self.pace.window, share))
             if 2 * share >= self.pace.window:  # little work: nothing is lost by asking for most
-                self.pace.least = max(1, self.pace.window * 3 // 4)
+                # But never for more than there is while every slot is taken by a call that blocks.
+                most = self.pace.window - self.concurrency
+                self.pace.least = max(1, min(most, self.pace.window * 3 // 4))
 
     def stop(self) -> None:
         super().stop()

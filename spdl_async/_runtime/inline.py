@@ -7,6 +7,7 @@ results are those of the engine; concurrency, executors and completion order hav
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 from collections.abc import AsyncIterable, Generator, Iterator
 from time import perf_counter as clock
@@ -25,11 +26,10 @@ from spdl_async._plan.steps import (
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
-from spdl_async._runtime.inline_loop import AsyncInOrdinary, InlineLoop
+from spdl_async._runtime.inline_loop import InlineLoop, close
+from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
-from spdl_async._runtime.puller import iterate
-from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
-from spdl_async._runtime.ticket import NO_ITEM, Item, OpFailure, Ticket, kept_source
+from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import FailureRecord, RunStatistics
@@ -55,14 +55,16 @@ class InlinePass:
         self.log = FailureLog()
         self.judges = Judges(self.log)
         self.meters: list[Meter] = []
-        self.loop = InlineLoop()
+        # Each call runs in a copy of the context of the run's start, as everywhere.
+        self.context = contextvars.copy_context()
+        self.loop = InlineLoop(self.context)
         self.started = clock()
         self.finished: float | None = None
         self.delivered = 0
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
-        self.chain: list[Items] = [self.read(self.stage(plan.source.op, "source"))]
+        self.chain: list[Items] = [read(self, self.stage(plan.source.op, "source"))]
         for step in plan.steps:
             self.chain.append(self.step(step, self.chain[-1]))
 
@@ -154,58 +156,6 @@ class InlinePass:
 
     # Steps
 
-    def read(self, stage: Stage) -> Items:
-        """Read the source."""
-        _, meter, judge = stage
-        iterator = self.open(judge)
-        in_a_row, first, index = 0, None, 0
-        try:
-            while True:
-                began = clock()
-                try:
-                    value = next(iterator)
-                except StopIteration:
-                    break
-                except BaseException as error:  # noqa: BLE001 -- the policy decides
-                    failure = caught(error)
-                    item = Item(None, Ticket(self.epoch, index, NO_ITEM))
-                    index += 1
-                    judge.count_calls(1)
-                    self.settle(judge, meter, item, failure)
-                    in_a_row, first = in_a_row + 1, first or failure.exception
-                    if in_a_row >= FAILURES_IN_A_ROW:
-                        raise first from None
-                    continue
-                in_a_row, first = 0, None
-                meter.busy += clock() - began
-                judge.count_calls(1)
-                if error_or_none := judge.over_budget():
-                    raise error_or_none
-                meter.items_in += 1
-                meter.items_out += 1
-                item = Item(value, Ticket(self.epoch, index, kept_source(value)))
-                index += 1
-                yield item
-        finally:
-            close(iterator)
-        if first is not None:
-            raise first
-        self.finish(judge)
-
-    def open(self, judge: Judge) -> Iterator[Any]:
-        """Open the source."""
-        try:
-            source = self.plan.source.open()
-            if inspect.isawaitable(source):
-                source = self.loop.wait_for(source)
-            if isinstance(source, AsyncIterable):
-                return self.loop.drive(source)
-            return iterate(source)
-        except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
-            failure = caught(error)
-            judge.note(Item(None, Ticket(self.epoch, 0, NO_ITEM)), failure)
-            raise failure.exception from failure.exception.__cause__
-
     def step(self, plan: StepPlan, above: Items) -> Items:
         """Return the generator of a step."""
         if isinstance(plan, MapPlan):
@@ -238,7 +188,7 @@ class InlinePass:
         began = clock()
         failure = None
         try:
-            value = op.call(argument)
+            value = self.context.copy().run(op.call, argument)
             if type(value) not in plain and not is_plain(value, plain) and value is not DROP:
                 value = self.loop.wait_for(value)
         except RunStateError:
@@ -264,16 +214,21 @@ class InlinePass:
         op, meter, judge = stage
         for item in above:
             meter.items_in += 1
-            values: Iterator[Any] | None = None
-            ordinal = 0
+            context = self.context.copy()
+            values: Iterator[Any] = iter(())
             failure = None
+            began = clock()
             try:
-                while True:
-                    began = clock()
+                values = context.run(self.values_of, op, item.value)
+            except RunStateError:
+                raise
+            except BaseException as error:  # noqa: BLE001 -- the policy decides
+                failure = caught(error, item.value)
+            ordinal = 0
+            try:
+                while failure is None:
                     try:
-                        if values is None:
-                            values = self.values_of(op, item.value)
-                        value = next(values)
+                        value = context.run(next, values)
                     except StopIteration:
                         break
                     except BaseException as error:  # noqa: BLE001 -- the policy decides
@@ -287,11 +242,14 @@ class InlinePass:
                         meter.items_out += 1
                         yield Item(value, item.ticket, (*item.path, ordinal), item.members)
                     ordinal += 1
+                    began = clock()
             finally:
-                close(values)
+                context.run(close, values)
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)
+            elif error_or_none := judge.over_budget():
+                raise error_or_none
         self.finish(judge)
 
     def values_of(self, op: OpPlan, value: Any) -> Iterator[Any]:
@@ -329,13 +287,11 @@ class InlinePass:
             failure = None
             began = clock()
             try:
+                context = self.context.copy()
                 if aggregator is None:
-                    aggregator = plan.make()
-                if item is None:
-                    outputs = list(aggregator.flush() or ())
-                else:
-                    meter.items_in += 1
-                    outputs = list(aggregator.accumulate(item.value) or ())
+                    aggregator = context.run(plan.make)
+                meter.items_in += item is not None
+                outputs = context.run(outputs_of, aggregator, item)
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
             meter.busy += clock() - began
@@ -385,9 +341,6 @@ class InlinePass:
         self.finish(judge)
 
 
-def close(iterator: Any) -> None:
-    """Close what user code iterates, where it can be."""
-    if isinstance(iterator, AsyncInOrdinary):
-        iterator.close()
-    else:
-        flow.close(iterator)
+def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
+    """Call an aggregator with an item, or to flush it."""
+    return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())

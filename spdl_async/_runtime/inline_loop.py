@@ -3,70 +3,143 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable
+from asyncio import AbstractEventLoop, Future, Task
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine
+from contextvars import Context
 from typing import Any
 
+from spdl_async._runtime.flow import close as close_generator
 from spdl_async.errors import RunStateError
+
+Outcome = tuple[str, Any]
 
 
 class InlineLoop:
     """A loop that runs only while something is awaited; made when first needed."""
 
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._loop: AbstractEventLoop | None = None
 
-    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run an awaitable on a loop of our own in this thread."""
+    def get(self, *, instead_of: object = None) -> AbstractEventLoop:
+        """Return the loop, ready to run.
+
+        Raises:
+            RunStateError: another loop runs in this thread.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass
-        else:
-            close = getattr(awaitable, "close", None)
-            if close is not None:
-                close()
-            raise RunStateError(
-                "run_sync(inline=True) runs async ops in the calling thread, where a loop is running "
-                "already; use it from ordinary code, or pipeline.run() here"
-            )
-        if self.loop is None:
-            self.loop = asyncio.new_event_loop()
-        return self.loop.run_until_complete(_awaited(awaitable))
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            return self._loop
+        close = getattr(instead_of, "close", None)
+        if close is not None:  # a coroutine that is never started would warn
+            close()
+        raise RunStateError(
+            "run_sync(inline=True) runs async ops in the calling thread, where a loop is running "
+            "already; use it from ordinary code, or pipeline.run() here"
+        )
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
+        """Make a task of the run; it goes on while something is waited for."""
+        return self.get(instead_of=work).create_task(work, context=self.context.copy())
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """Run an awaitable to its end."""
+        loop = self.get(instead_of=awaitable)
+        return loop.run_until_complete(self.start(_awaited(awaitable)))
 
     def drive(self, values: AsyncIterable[Any]) -> AsyncInOrdinary:
         """Return an iterator over an async iterable."""
-        return AsyncInOrdinary(self, values)
+        return AsyncInOrdinary(self, aiter(values))
 
     def close(self) -> None:
         """End what is left on the loop, and close it."""
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
-            self.loop.close()
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+class AsyncInOrdinary:
+    """Iterates an async iterator in this thread; an item that fails does not end it.
+
+    One task advances and closes it, since it may hold what belongs to a task (``asyncio.timeout``, a
+    task group) from one item to the next.
+    """
+
+    def __init__(self, loop: InlineLoop, iterator: AsyncIterator[Any]) -> None:
+        self._loop = loop
+        self._iterator = iterator
+        self._task: Task[None] | None = None
+        self._asked: Future[Future[Outcome] | None] | None = None
+
+    def __iter__(self) -> AsyncInOrdinary:
+        return self
+
+    def __next__(self) -> Any:
+        loop = self._loop.get()
+        if self._task is None:
+            self._asked = loop.create_future()
+            self._task = self._loop.start(self._serve())
+        answer: Future[Outcome] = loop.create_future()
+        assert self._asked is not None
+        self._asked.set_result(answer)
+        how, value = loop.run_until_complete(answer)
+        if how == "end":
+            raise StopIteration
+        if how == "error":
+            raise value
+        return value
+
+    async def _serve(self) -> None:
+        iterator = self._iterator
+        try:
+            while True:
+                assert self._asked is not None
+                answer = await self._asked
+                if answer is None:
+                    return
+                self._asked = asyncio.get_running_loop().create_future()
+                try:
+                    answer.set_result(("value", await anext(iterator)))
+                except StopAsyncIteration:
+                    answer.set_result(("end", None))
+                except BaseException as error:  # noqa: BLE001 -- raised where the item was asked for
+                    answer.set_result(("error", error))
+        finally:
+            closing = getattr(iterator, "aclose", None)
+            if closing is not None:
+                await closing()
+
+    def close(self) -> None:
+        """Close the async iterator, where it can be; an error in that is raised."""
+        task, asked = self._task, self._asked
+        if task is None or asked is None:
+            return
+        if not task.done() and not asked.done():
+            asked.set_result(None)
+        elif not task.done():  # left in the middle of an item
+            task.cancel()
+        self._loop.get().run_until_complete(asyncio.wait([task]))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class AsyncInOrdinary:
-    """Iterates an async iterable in this thread; an item that fails does not end it."""
-
-    def __init__(self, loop: InlineLoop, values: AsyncIterable[Any]) -> None:
-        self._loop = loop
-        self._iterator = aiter(values)
-
-    def __iter__(self) -> AsyncInOrdinary:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return self._loop.wait_for(anext(self._iterator))
-        except StopAsyncIteration:
-            raise StopIteration from None
-
-    def close(self) -> None:
-        """Close the async iterator, where it can be."""
-        closing = getattr(self._iterator, "aclose", None)
-        if closing is not None:
-            self._loop.wait_for(closing())
+def close(iterator: Any) -> None:
+    """Close what user code iterates, where it can be."""
+    if isinstance(iterator, AsyncInOrdinary):
+        iterator.close()
+    else:
+        close_generator(iterator)

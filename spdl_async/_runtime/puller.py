@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.hop import SHARE_SECONDS
 from spdl_async._runtime.hopping_step import COMPANY_SECONDS
-from spdl_async._runtime.ticket import KEPT_TYPES, Item, Ticket, kept_source
+from spdl_async._runtime.ticket import DROPPED, KEPT_TYPES, Item, Ticket, kept_source
+from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
     from spdl_async._runtime.source_step import SourceStep
@@ -172,8 +173,12 @@ class Puller:
                 now = clock()
                 continue
             kept = value if type(value) in KEPT_TYPES else kept_source(value)
-            append(Item(value, Ticket(epoch, step.pulled, kept)))
+            item = Item(value, Ticket(epoch, step.pulled, kept))
+            if value is DROP:
+                item.state = DROPPED
+            append(item)
             step.pulled += 1
+            del item, value  # the thread may now wait for long
             before, now = now, clock()
             spent = now - before
             self.busy += spent
@@ -207,17 +212,19 @@ class Puller:
 
 def iterate(source: Any) -> Iterator[Any]:
     """Return an iterator over a sync source, by index where it offers only that."""
+    if isinstance(source, (str, bytes, bytearray)):
+        raise TypeError(
+            f"add_source: the callable returned one {type(source).__name__}, which would be read "
+            f"character by character; return a list, an open file or another iterable"
+        )
     if hasattr(source, "__iter__"):
         return iter(source)
-    return by_index(source)
-
-
-def by_index(source: Any) -> Iterator[Any]:
-    """Read ``source[0]``, ``source[1]``, … ``len(source)`` times.
-
-    An ``IndexError`` inside is an error of the source, not its end.
-    """
-    return IndexIterator(source)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return IndexIterator(source)
+    raise TypeError(
+        f"add_source: the callable returned a {type(source).__name__}, which is no iterable, async "
+        f"iterable or sequence"
+    )
 
 
 class IndexIterator:
@@ -232,4 +239,7 @@ class IndexIterator:
 
     def __next__(self) -> Any:
         index = next(self.indices)
-        return self.source[index]
+        try:
+            return self.source[index]
+        except StopIteration as error:  # the source's own protocol is its len(): this is an error
+            raise RuntimeError(f"the source raised StopIteration at index {index}") from error

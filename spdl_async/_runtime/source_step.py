@@ -23,6 +23,7 @@ from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.puller import Puller
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import (
+    DROPPED,
     FAILED,
     KEPT_TYPES,
     NO_ITEM,
@@ -31,6 +32,7 @@ from spdl_async._runtime.ticket import (
     Ticket,
     kept_source,
 )
+from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
 FLOOR = 2  # one item on its way to the loop, one being made
@@ -112,7 +114,11 @@ class SourceStep(Step):
             if item.state != FAILED:
                 self.in_a_row = 0
                 self.first_in_a_row = None
-                good.append(item)
+                if item.state == DROPPED:
+                    self.meters[0].dropped += 1
+                    self.host.saw_drop()
+                else:
+                    good.append(item)
                 if judge.budget.limit is not None and (error := judge.over_budget()):
                     return good, error
                 continue
@@ -163,8 +169,12 @@ class SourceStep(Step):
         self.pulled += count
         self.judge.count_calls(count)
         self.meters[0].busy += clock() - began
-        if chunk:
-            self.hand_on(chunk)
+        kept = [item for item in chunk if item.value is not DROP]
+        if len(kept) < count:
+            self.meters[0].dropped += count - len(kept)
+            self.host.saw_drop()
+        if kept:
+            self.hand_on(kept)
         if count < room:
             self.out.on_demand = None
             self.out.close(self.judge.at_end())
@@ -206,6 +216,7 @@ class SourceStep(Step):
                     return error
                 if len(good) < len(items):
                     puller.grant(len(items) - len(good), self.pace.window)
+                del items, good
             elif puller.finished:
                 if puller.buffer:
                     continue
@@ -257,11 +268,16 @@ class SourceStep(Step):
                 item = self.failed_item(error)
             else:
                 item = Item(value, Ticket(self.epoch, self.pulled, kept_source(value)))
+                if value is DROP:
+                    item.state = DROPPED
+                del value
             self.pulled += 1
             meter.busy += clock() - began
             good, error_or_none = self.accept([item])
+            del item
             if good:
                 self.hand_on(good)
+            del good
             if error_or_none is not None:
                 return error_or_none
             while self.untaken and self.out.room() <= 0:

@@ -10,7 +10,7 @@ of what is in flight (``Ticket.open``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ class Item:
         value: the present value; in a failed item its :class:`OpFailure`.
         ticket: the source item that it was made from; of a batch, the first member's.
         path: ordinals below each 1→n stage.
-        members: of a batch, the items that it was made of (emptied of their values).
+        members: of a batch, the items that it was made of (emptied of their values); never changed.
         state: ``PENDING`` while a step works on it, else how that ended.
         at: index of the op in a fused group that dropped or failed it.
     """
@@ -68,7 +68,7 @@ class Item:
         value: Any,
         ticket: Ticket,
         path: tuple[int, ...] = (),
-        members: tuple[Item, ...] | None = None,
+        members: Sequence[Item] | None = None,
     ) -> None:
         self.value = value
         self.ticket = ticket
@@ -162,7 +162,7 @@ def describe_source(source: Any) -> str:
 def where_is(item: Item) -> str:
     """Return a short text that says which item this is."""
     ticket = item.ticket
-    if item.members == ():
+    if item.members is not None and not item.members:
         return "the end of the data"
     if item.members is not None:
         last = _last_ticket(item.members)

@@ -1,0 +1,75 @@
+"""Reading the source for ``run_sync(inline=True)``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, Iterator
+from time import perf_counter as clock
+from typing import TYPE_CHECKING, Any
+
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.inline_loop import close
+from spdl_async._runtime.puller import iterate
+from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
+from spdl_async._runtime.ticket import NO_ITEM, Item, Ticket, kept_source
+from spdl_async.spec.markers import DROP
+
+if TYPE_CHECKING:
+    from spdl_async._runtime.inline import InlinePass, Items, Stage
+
+
+def read(run: InlinePass, stage: Stage) -> Items:
+    """Read the source."""
+    _, meter, judge = stage
+    context = run.context.copy()
+    iterator = context.run(open_source, run, judge)
+    in_a_row, first, index = 0, None, 0
+    try:
+        while True:
+            began = clock()
+            try:
+                value = context.run(next, iterator)
+            except StopIteration:
+                break
+            except BaseException as error:  # noqa: BLE001 -- the policy decides
+                failure = caught(error)
+                item = Item(None, Ticket(run.epoch, index, NO_ITEM))
+                index += 1
+                judge.count_calls(1)
+                run.settle(judge, meter, item, failure)
+                in_a_row, first = in_a_row + 1, first or failure.exception
+                if in_a_row >= FAILURES_IN_A_ROW:
+                    raise first from None
+                continue
+            in_a_row, first = 0, None
+            meter.busy += clock() - began
+            judge.count_calls(1)
+            if error_or_none := judge.over_budget():
+                raise error_or_none
+            index += 1
+            if value is DROP:
+                run.dropped(meter)
+                continue
+            meter.items_in += 1
+            meter.items_out += 1
+            yield Item(value, Ticket(run.epoch, index - 1, kept_source(value)))
+    finally:
+        context.run(close, iterator)
+    if first is not None:
+        raise first
+    run.finish(judge)
+
+
+def open_source(run: InlinePass, judge: Judge) -> Iterator[Any]:
+    """Open the source."""
+    try:
+        source = run.plan.source.open()
+        if inspect.isawaitable(source):
+            source = run.loop.wait_for(source)
+        if isinstance(source, AsyncIterable):
+            return run.loop.drive(source)
+        return iterate(source)
+    except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
+        failure = caught(error)
+        judge.note(Item(None, Ticket(run.epoch, 0, NO_ITEM)), failure)
+        raise failure.exception from failure.exception.__cause__

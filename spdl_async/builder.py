@@ -343,7 +343,7 @@ class PipelineBuilder(Generic[T_co]):
 
     def filter(
         self,
-        predicate: Callable[[T_co], object] | Callable[[T_co], Awaitable[object]],
+        predicate: Callable[[T_co], object],
         /,
         *,
         concurrency: int = 1,
@@ -514,6 +514,8 @@ class PipelineBuilder(Generic[T_co]):
             raise BuildError(
                 f"build: executor must be a concurrent.futures.Executor, not {executor!r}"
             )
+        if name is not None and (not isinstance(name, str) or not name):
+            raise BuildError(f"build: name must be a non-empty str, not {name!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
         policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()

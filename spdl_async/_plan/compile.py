@@ -52,7 +52,7 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
         raise BuildError(
             "build: the pipeline has no source; begin with PipelineBuilder().add_source(…)"
         )
-    names = Names()
+    names = Names(explicit_names(chain))
     source = plan_source(chain.source, scope, names)
     steps = fuse([plan_stage(stage, scope, names) for stage in chain.stages])
     loop, reason = choose_loop(async_parts(source, chain.stages, steps))
@@ -69,25 +69,38 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
 
 
 class Names:
-    """Gives every stage a name of its own."""
+    """Gives every stage a name of its own; explicit names first, so that defaults give way."""
 
-    def __init__(self) -> None:
+    def __init__(self, explicit: Iterable[tuple[str, object]]) -> None:
+        self.explicit: set[str] = set()
         self.taken: set[str] = set()
+        for where, name in explicit:
+            if not isinstance(name, str) or not name:
+                raise BuildError(f"{where}: name must be a non-empty str, not {name!r}")
+            if name in self.explicit:
+                raise BuildError(f"{where}: there is a stage {name!r} already; names are unique")
+            self.explicit.add(name)
 
-    def give(self, wanted: str | None, default: str, where: str) -> str:
+    def give(self, wanted: str | None, default: str) -> str:
         """Return the explicit name, or the default made unique."""
         if wanted is not None:
-            if not isinstance(wanted, str) or not wanted:
-                raise BuildError(f"{where}: name must be a non-empty str, not {wanted!r}")
-            if wanted in self.taken:
-                raise BuildError(f"{where}: there is a stage {wanted!r} already; names are unique")
-            self.taken.add(wanted)
             return wanted
         name, number = default, 2
-        while name in self.taken:
+        while name in self.taken or name in self.explicit:
             name, number = f"{default}_{number}", number + 1
         self.taken.add(name)
         return name
+
+
+def explicit_names(chain: ChainSpec) -> Iterable[tuple[str, object]]:
+    """Yield (where, name) of every name that the user gave."""
+    if chain.source is not None and chain.source.name is not None:
+        yield "add_source", chain.source.name
+    for stage in chain.stages:
+        if stage.name is not None:
+            verb = stage.mode if isinstance(stage, PipeSpec) and stage.mode != "map" else "pipe"
+            what = f"{verb}({op_name(stage.op)})" if isinstance(stage, PipeSpec) else "aggregate"
+            yield what, stage.name
 
 
 def resolve(
@@ -105,7 +118,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
     policy, owner = resolve(spec.policy, spec.scope, scope)
     open_source, on_loop = classify_source(spec.source)
     op = OpPlan(
-        name=names.give(spec.name, "source", "add_source"),
+        name=names.give(spec.name, "source"),
         kind="async" if on_loop else "sync",
         call=open_source,
         policy=policy,
@@ -137,10 +150,10 @@ def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
     if isinstance(spec, PipeSpec):
         return plan_pipe(spec, policy, owner, spec.executor or executor, names)
     if isinstance(spec, DisaggregateSpec):
-        name = names.give(spec.name, "disaggregate", "disaggregate")
+        name = names.give(spec.name, "disaggregate")
         op = OpPlan(name=name, kind="sync", call=list, policy=policy, scope=owner)
         return FlattenPlan(op=op)
-    name = names.give(spec.name, aggregate_name(spec), "aggregate")
+    name = names.give(spec.name, aggregate_name(spec))
     if spec.size is not None:
         return BatchPlan(name=name, size=spec.size, drop_last=spec.drop_last)
     make = classify_aggregator(spec.aggregator)
@@ -164,7 +177,7 @@ def plan_pipe(
 ) -> StepPlan:
     """Plan a pipe, filter or expand."""
     verb = "pipe" if spec.mode == "map" else spec.mode
-    name = names.give(spec.name, op_name(spec.op), f"{verb}({op_name(spec.op)})")
+    name = names.give(spec.name, op_name(spec.op))
     where = f"stage {name!r} ({verb})"
     kind, call = classify_op(spec.op, where)
     check_arity(call, 1, where)

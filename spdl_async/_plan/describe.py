@@ -99,7 +99,7 @@ def mermaid(plan: Plan) -> str:
     labels.append(f"sink: {plan.sink_size}")
     lines = ["flowchart LR"]
     for at, label in enumerate(labels):
-        clean = label.replace('"', "'")
+        clean = " ".join(label.replace('"', "'").split())
         lines.append(f'    s{at}["{clean}"]')
     lines += [f"    s{at} --> s{at + 1}" for at in range(len(labels) - 1)]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from time import perf_counter as clock
 from typing import Any, Final
 
-from spdl_async._runtime.batch_step import batch_of
+from spdl_async._runtime.batch_step import batch_of, shorten
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
@@ -21,8 +21,6 @@ from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
 WINDOW: Final = 64
-# A reducer that emits nothing until the end must not keep a million tickets.
-MAX_MEMBERS: Final = 65_536
 
 # (the item, ``None`` for the flush; the outputs; what went wrong)
 Outcome = tuple[Item | None, list[Any], OpFailure | None]
@@ -199,11 +197,7 @@ class AggregateStep(HoppingStep):
     def join(self, item: Item) -> None:
         """Let an item belong to the next output."""
         self.members.append(item)
-        if len(self.members) > MAX_MEMBERS:
-            half = MAX_MEMBERS // 2
-            for old in self.members[1:half]:
-                self.host.ledger.release(old)
-            del self.members[1:half]
+        shorten(self.members, self.host.ledger)
 
     def wrap(self, values: list[Any]) -> list[Item]:
         """Make items of outputs; the first takes the members, the others share them."""

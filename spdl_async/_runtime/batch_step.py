@@ -11,11 +11,12 @@ from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.step import Host, Step
-from spdl_async._runtime.ticket import Item, OpFailure, Ticket
+from spdl_async._runtime.ticket import Item, Ledger, OpFailure, Ticket
 from spdl_async.spec.markers import DROP
 
 MANY = 256
 MOST = 1024
+MAX_MEMBERS = 4096
 SLICE_SECONDS = 0.001
 
 
@@ -65,28 +66,30 @@ class BatchStep(Step):
             while self.untaken:  # a full batch waits: no other one is begun
                 await self.room.wait()
             began = clock()
-            inp.quorum = size - len(members)
+            inp.quorum = size - len(values)
             # As much as fills the batches that the next step has room for, at least one.
-            wanted = size * max(1, out.room()) - len(members)
+            wanted = size * max(1, out.room()) - len(values)
             items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:
                 break
             meter.items_in += len(items)
-            members += items
             values += [item.value for item in items]
             for item in items:
                 item.value = None
-            meter.peak = max(meter.peak, min(size, len(members)))
-            if len(members) >= size:
+            members += items
+            shorten(members, self.host.ledger)
+            meter.peak = max(meter.peak, min(size, len(values)))
+            if len(values) >= size:
                 self.emit(cut(members, values, size))
-                whole = len(members) // size * size
+                whole = len(values) // size * size
                 members, values = members[whole:], values[whole:]
-            meter.queue = len(members)
+            meter.queue = len(values)
+            del items
         meter.queue = 0
         if members and inp.failure is None:
             if self.drop_last:
-                meter.dropped += len(members)
+                meter.dropped += len(values)
                 for item in members:
                     self.host.ledger.release(item)
             else:
@@ -94,13 +97,25 @@ class BatchStep(Step):
         out.close(inp.failure)
 
 
+def shorten(members: list[Item], ledger: Ledger) -> None:
+    """Keep of a very long list of members the first and the last; the others count as delivered.
+
+    A million tickets behind one batch would cost more memory, and longer pauses for the garbage
+    collector, than anybody's use of them is worth.
+    """
+    if len(members) > MAX_MEMBERS:
+        for member in members[1:-1]:
+            ledger.release(member)
+        del members[1:-1]
+
+
 def cut(members: list[Item], values: list[Any], size: int) -> list[Item]:
     """Return the full batches; one that is just full takes the lists as they are."""
-    if len(members) == size:
+    if len(values) == size:
         return [batch_of(members, values)]
     return [
         batch_of(members[k : k + size], values[k : k + size])
-        for k in range(0, len(members) // size * size, size)
+        for k in range(0, len(values) // size * size, size)
     ]
 
 
@@ -178,6 +193,9 @@ class FlattenStep(Step):
             if kept:
                 self.emit(kept)
             meter.queue = len(value) - start - len(part)
+            del children, kept, part
+            while meter.queue and self.untaken:
+                await self.room.wait()
             if meter.queue:
                 await asyncio.sleep(0)
         if not known:

@@ -11,19 +11,15 @@ waits loses nothing and keeps nothing from others.
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from asyncio import AbstractEventLoop, Future
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter as clock
 from typing import Any
 
 from spdl_async._runtime.ticket import Item, Ledger
 from spdl_async.errors import RunStateError
-
-SMALL_BATCH = 256
-SETTLE_AT_ONCE = 4096
 
 CLOSED_WHILE_WAITING = (
     "the run was closed while this task waited for its next result: another task called aclose() "
@@ -48,7 +44,6 @@ class Handover:
         self.size = size
         self.buffer: deque[Item] = deque()
         self.taken: deque[Item] = deque()
-        self._members: Iterator[Item] = iter(())
         self.ended = False
         self.closed = False
         self.error: BaseException | None = None
@@ -96,28 +91,11 @@ class Handover:
         self.buffer.clear()
         self._wake_all()
 
-    def settle(self, ledger: Ledger, most: float = math.inf) -> bool:
-        """Account for results that were taken, on the engine's loop or after its end.
-
-        About ``most`` source items at once: a batch may have a million. Return whether some are left.
-        """
+    def settle(self, ledger: Ledger) -> None:
+        """Account for the results that were taken; on the engine's loop, or after its end."""
         taken = self.taken
-        count = 0
-        while count < most:
-            for member in self._members:
-                ledger.release(member)
-                count += 1
-                if count >= most:
-                    return True
-            if not taken:
-                return False
-            item = taken.popleft()
-            if item.members is None or len(item.members) <= SMALL_BATCH:
-                ledger.release(item)
-                count += 1 if item.members is None else len(item.members)
-            else:
-                self._members = iter(item.members)
-        return True
+        while taken:
+            ledger.release(taken.popleft())
 
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
@@ -288,7 +266,6 @@ class Sink:
         ledger: Ledger,
         at_end: Callable[[], BaseException | None],
     ) -> None:
-        self._loop = loop
         self._handover = handover
         self._ledger = ledger
         self._at_end = at_end
@@ -302,8 +279,7 @@ class Sink:
         """Account for what was taken; there is room again."""
         handover = self._handover
         handover.room_seen()
-        if handover.settle(self._ledger, SETTLE_AT_ONCE):
-            self._loop.call_soon(self.on_room)
+        handover.settle(self._ledger)
         self._account(0)
         if self.on_demand is not None and not handover.ended:
             self.on_demand()

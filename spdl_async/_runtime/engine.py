@@ -195,6 +195,10 @@ class Engine:
             if not above.cancelled:
                 above.stop()
 
+    def note_peak(self) -> None:
+        self.handover.settle(self.ledger)  # what the consumer has is not in flight any more
+        self.ledger.note_peak()
+
     def became_quiet(self) -> None:
         self.changed.set()
 

@@ -18,6 +18,7 @@ from spdl_async._plan.results import is_plain
 from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught, note_once
+from spdl_async._runtime.hop import CANCELLED
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep
@@ -150,7 +151,7 @@ class ForeignStep(WindowedStep):
         """Settle one submit, and go on with the next."""
         item = self.futures.pop(future)
         if future.cancelled():
-            self.fail(item, 0, RuntimeError("the executor cancelled the stage's work"), "")
+            self.fail(item, 0, RuntimeError(CANCELLED), "")
         elif (error := future.exception()) is not None:
             self.fail(item, 0, error, "")
         else:
@@ -180,10 +181,10 @@ class ForeignStep(WindowedStep):
 
     def fail(self, item: Item, at: int, error: BaseException, text: str) -> None:
         """Mark an item as failed."""
-        if text:
-            note_once(error, f"spdl_async: traceback in the worker:\n{text}")
         item.at = at
         item.value = failure = caught(error)
+        if text:
+            note_once(failure.exception, f"spdl_async: traceback in the worker:\n{text}")
         item.state = FAILED
         if not self.ordered:
             self.done.append(item)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spdl_async._runtime.thread_step import ThreadStep
 
 QUANTUM = 0.005
+CANCELLED = "the executor cancelled the stage's work (a shutdown with cancel_futures=True?)"
 SHARE_SECONDS = 0.0002
 
 
@@ -112,7 +113,7 @@ class BaseHop:
     def left_line(self, future: Future[None]) -> None:
         """Hear that a given executor is done with the job, perhaps without having run it."""
         if future.cancelled():
-            self.step.refused(RuntimeError("the executor cancelled the stage's work"))
+            self.step.refused(RuntimeError(CANCELLED))
             self.step.ended.append(self)
             self.step.wake()
 

@@ -185,7 +185,7 @@ class SourceStep(Step):
         """Give items to the next step."""
         meter, ledger = self.meters[0], self.host.ledger
         ledger.opened += len(items)
-        ledger.note_peak()
+        self.host.note_peak()
         meter.items_in += len(items)
         self.emit(items)
         if self.builtin is None:

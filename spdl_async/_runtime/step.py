@@ -52,6 +52,9 @@ class Host(Protocol):
     def cancel_above(self, step: Step) -> None:
         """Stop every step above ``step``."""
 
+    def note_peak(self) -> None:
+        """Remember the largest number of source items seen in flight."""
+
     def became_quiet(self) -> None:
         """Hear that a step's last call in a thread has returned."""
 
@@ -111,7 +114,8 @@ class Step:
         self.halted = True
         self.cancelled = True
         for task in self.tasks:
-            task.cancel()
+            if not task.cancelling():  # a second one would interrupt what it closes
+                task.cancel()
 
     def give_up(self) -> None:
         """Hand to the pool what still has to be closed; the loop will not come back to it."""

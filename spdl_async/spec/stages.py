@@ -54,7 +54,7 @@ class PipeSpec:
     where: str = ""
 
     def __post_init__(self) -> None:
-        verb = "pipe" if self.mode == "map" else self.mode
+        verb = f"{'pipe' if self.mode == 'map' else self.mode}({op_name(self.op)})"
         check_count(self.concurrency, f"{verb}: concurrency", at_most=MAX_CONCURRENCY)
         if self.output_order not in ("input", "completion"):
             raise BuildError(
@@ -65,6 +65,8 @@ class PipeSpec:
             raise BuildError(
                 f"{verb}: executor must be a concurrent.futures.Executor, not {self.executor!r}"
             )
+        if not isinstance(self.fuse, bool):
+            raise BuildError(f"{verb}: fuse must be True or False, not {self.fuse!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

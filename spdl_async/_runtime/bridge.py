@@ -57,7 +57,7 @@ class Handover:
         self._room_called = False
         self._on_room: Any = None
         self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
-        self._threads: deque[threading.Lock] = deque()
+        self._threads: deque[tuple[threading.Lock, bool]] = deque()
 
     # The engine's side
 
@@ -97,6 +97,16 @@ class Handover:
         while taken:
             ledger.release(taken.popleft())
 
+    def close_at_exit(self) -> None:
+        """End because the interpreter does: tell threads of other runs, which are waited for.
+
+        Other threads go on waiting; an exception there would only be noise beside the program's own.
+        """
+        foreign = deque(waiter for waiter in self._threads if not waiter[1])
+        self._threads = deque(waiter for waiter in self._threads if waiter[1])
+        self.close()
+        self._threads = foreign
+
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
         self._room_called = False
@@ -104,7 +114,7 @@ class Handover:
     def _wake_one(self) -> None:
         while self._threads:
             try:
-                lock = self._threads.popleft()
+                lock, _ = self._threads.popleft()
             except IndexError:
                 break
             try:
@@ -224,7 +234,8 @@ class Handover:
                 pass
             lock = threading.Lock()
             lock.acquire()
-            self._threads.append(lock)
+            waiter = (lock, threading.current_thread().name.startswith("spdl_async-"))
+            self._threads.append(waiter)
             if self.buffer or self.ended or self.closed:
                 self._wake_one()
             began = clock()
@@ -233,7 +244,7 @@ class Handover:
                 lock.acquire()
             except BaseException:  # KeyboardInterrupt
                 try:
-                    self._threads.remove(lock)
+                    self._threads.remove(waiter)
                 except ValueError:  # the wake-up had come
                     self.pass_on()
                 raise

@@ -161,7 +161,9 @@ class Engine:
             step.unreached_failures()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
-        if not self.handover.ended and not self.exiting:
+        if self.exiting:
+            self.handover.close_at_exit()
+        elif not self.handover.ended:
             self.handover.close()
         self.finished = clock()
         if all(step.quiet for step in self.steps):
@@ -244,6 +246,7 @@ class Engine:
     def post_exit(self) -> None:
         """Ask for a stop because the interpreter ends: whoever waits for results may go on waiting."""
         self.exiting = True
+        self.handover.close_at_exit()
         self.post_stop()
         if not self.loop.is_running():
             self.pool.shutdown(wait=False)

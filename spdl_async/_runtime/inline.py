@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 from collections.abc import AsyncIterable, Generator, Iterator
+from contextvars import Context
 from time import perf_counter as clock
 from typing import Any, Protocol
 
@@ -148,6 +149,13 @@ class InlinePass:
         meter.dropped += 1
         self.facts.saw_drop()
 
+    def close_user(self, judge: Judge, item: Item, context: Context, values: Any) -> None:
+        """Close what user code iterates; a failure in that is written down."""
+        try:
+            context.run(close, values)
+        except BaseException as error:  # noqa: BLE001 -- recorded, as on the other faces
+            judge.note(item, caught(error))
+
     def finish(self, judge: Judge) -> None:
         """Raise what is wrong with a stage as a whole."""
         error = judge.at_end()
@@ -244,7 +252,7 @@ class InlinePass:
                     ordinal += 1
                     began = clock()
             finally:
-                context.run(close, values)
+                self.close_user(judge, item, context, values)
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)

@@ -8,7 +8,6 @@ from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
 from spdl_async._runtime.failures import Judge, caught
-from spdl_async._runtime.inline_loop import close
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
 from spdl_async._runtime.ticket import NO_ITEM, Item, Ticket, kept_source
@@ -54,7 +53,7 @@ def read(run: InlinePass, stage: Stage) -> Items:
             meter.items_out += 1
             yield Item(value, Ticket(run.epoch, index - 1, kept_source(value)))
     finally:
-        context.run(close, iterator)
+        run.close_user(judge, Item(None, Ticket(run.epoch, index, NO_ITEM)), context, iterator)
     if first is not None:
         raise first
     run.finish(judge)

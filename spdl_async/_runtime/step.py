@@ -135,11 +135,12 @@ class Step:
         """Start one of the step's own tasks, cancelled by :meth:`stop`."""
         task = self.host.spawn(work, f"spdl_async: stage {self.meters[0].name}: {what}")
         self.tasks.append(task)
-        task.add_done_callback(self.check_ended)
+        task.add_done_callback(functools.partial(self.check_ended, work))
         return task
 
-    def check_ended(self, task: Task[None]) -> None:
+    def check_ended(self, work: Coroutine[Any, Any, None], task: Task[None]) -> None:
         """See to it that a task which somebody else has cancelled does not leave the run hanging."""
+        work.close()  # a task factory that wraps it may never have started it
         if task.cancelled() and not self.halted and not self.host.torn_down:
             self.host.crashed(RuntimeError(f"{task.get_name()!r} was cancelled by code outside"))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +19,7 @@ from spdl_async.spec.policy import FailurePolicy
 from spdl_async.statistics import FailureRecord
 
 MAX_RECORDS = 1_000
+MAX_KINDS = 10
 FRACTION_FROM_CALL = 100
 
 # Raised by user code these would be taken for the end of an iterator or for a cancellation
@@ -61,13 +61,13 @@ class Budget:
             return looked_at and self.failures > self.limit * self.calls
         return self.failures > self.limit
 
-    def error(self) -> TooManyFailures:
-        """Return the exception for a spent budget."""
+    def error(self, log: FailureLog) -> TooManyFailures:
+        """Return the exception for a spent budget, with a count of each kind of failure."""
         of_calls = f" of {self.calls} calls" if isinstance(self.limit, Fraction) else ""
         last = self.records[-1]
         return TooManyFailures(
             f"{self.what}: {self.failures} failures{of_calls}, max_failures={self.limit!r} allows "
-            f"fewer; the last one: {last.summary()}",
+            f"fewer; the last one: {last.summary()}\n{log.kinds()}",
             self.records,
         )
 
@@ -99,6 +99,15 @@ class FailureLog:
         if len(self.records) < MAX_RECORDS:
             self.records.append(record)
         return record
+
+    def kinds(self) -> str:
+        """Return one line for each kind of failure and the place where it was raised."""
+        lines = [
+            f"  {number} × {error} in stage {stage!r} at {where}"
+            for (stage, error, where), number in self.counts.most_common(MAX_KINDS)
+        ]
+        more = len(self.counts) - len(lines)
+        return "\n".join([*lines, f"  and {more} other kinds"] if more > 0 else lines)
 
 
 class Judge:
@@ -148,20 +157,20 @@ class Judge:
 
     def over_budget(self) -> BaseException | None:
         """Return the error of a spent budget."""
-        return self.budget.error() if self.budget.spent() else None
+        return self.budget.error(self.log) if self.budget.spent() else None
 
     def at_end(self) -> BaseException | None:
         """Return what is wrong with the stage as a whole, after its last item."""
         if self.first is not None and self.failed == self.settled:
             error = TooManyFailures(
                 f"stage {self.name!r}: every one of its {self.settled} calls failed; the first "
-                f"one: {_message(self.first.exception)}",
+                f"one: {_message(self.first.exception)}\n{self.log.kinds()}",
                 [r for r in self.log.records if r.stage == self.name],
             )
             error.__cause__ = self.first.exception
             return error
         if not self.shared and self.budget.spent(at_end=True):
-            return self.budget.error()
+            return self.budget.error(self.log)
         return None
 
 
@@ -185,7 +194,7 @@ class Judges:
         """Return the error of a shared budget that is spent at the end of the pass."""
         for budget in self._shared.values():
             if budget.spent(at_end=True):
-                return budget.error()
+                return budget.error(self.log)
         return None
 
 
@@ -223,11 +232,3 @@ def _innermost(error: BaseException) -> str:
         place = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
         step = step.tb_next
     return place
-
-
-def report(counts: Counter[tuple[str, str, str]]) -> Sequence[str]:
-    """Return one line for each kind of failure and the place where it was raised."""
-    return [
-        f"{number} × {error} in stage {stage!r} at {where}"
-        for (stage, error, where), number in counts.most_common()
-    ]

@@ -57,7 +57,6 @@ class Started:
         self.handover = Handover(plan.sink_size, None)
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()
-        self.owns_loop = own_loop
         context = contextvars.copy_context()
         on_drop = order.facts.saw_drop
         if own_loop:

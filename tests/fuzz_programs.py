@@ -10,6 +10,7 @@ import threading
 import traceback
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from spdl_async.testing import Chain, Expected
 T = TypeVar("T")
 PATIENCE = 20.0
 
+GIVEN = ThreadPoolExecutor(3, thread_name_prefix="given")  # shared by all that draw it
 FACES = ("caller", "own", "sync", "inline", "short async", "short sync")
 KINDS = (
     *(("pipe", kind) for kind in PIPES),
@@ -49,19 +51,18 @@ class Program:
     source_on_error: str | None
     chain: Chain
     story: list[str]
-    num_threads: int | None
+    threads: int | str | None
     on_error: Any
     sink: int
     face: str
     uvloop: bool
     exact: bool
-    op_errors: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         where = f"{self.face}{' on uvloop' if self.uvloop else ''}"
         return (
             f"{self.source_kind} of {self.count} ({self.source_op}, on_error={self.source_on_error})"
-            f"\n  → {' → '.join(self.story)}\n  build(num_threads={self.num_threads}, "
+            f"\n  → {' → '.join(self.story)}\n  build(threads={self.threads}, "
             f"on_error={self.on_error!r}), sink {self.sink}, {where}, exact={self.exact}"
         )
 
@@ -72,9 +73,10 @@ class Program:
     def pipeline(self) -> Pipeline[Any]:
         """Build it."""
         builder = self.chain.builder(self.source(), on_error=self.source_on_error)
-        return builder.add_sink(self.sink).build(
-            num_threads=self.num_threads, on_error=self.on_error
-        )
+        threads: dict[str, Any] = {"num_threads": self.threads}
+        if self.threads == "given":
+            threads = {"executor": GIVEN}
+        return builder.add_sink(self.sink).build(on_error=self.on_error, **threads)
 
     def expected(self, on_error: Any = None) -> Expected:
         """Run it in plain loops."""
@@ -141,7 +143,7 @@ def programs(draw: st.DrawFn, *, failures: bool, faces: tuple[str, ...] = FACES)
         source_on_error=draw(policies),
         chain=chain,
         story=story,
-        num_threads=draw(st.sampled_from((None, 1, 1, 2, 3, 4))),
+        threads=draw(st.sampled_from((None, 1, 1, 2, 3, 4, "given"))),
         on_error=draw(st.sampled_from(("raise", "skip"))),
         sink=draw(st.integers(1, 4)),
         face=draw(st.sampled_from(faces)),

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from faces import Crowd, Gate
+import pytest
+from faces import Crowd, Face, Gate
 
 from spdl_async import PipelineBuilder
 
@@ -114,9 +115,7 @@ def _fused(b: PipelineBuilder[int], work: Work, **options: Any) -> PipelineBuild
 
 
 def _unfused(b: PipelineBuilder[int], work: Work, **options: Any) -> PipelineBuilder[int]:
-    return b.pipe(same, name="above", **options).pipe(
-        work.call, name="work", fuse=False, **options
-    )
+    return b.pipe(same, name="above", **options).pipe(work.call, name="work", fuse=False, **options)
 
 
 def _given(b: PipelineBuilder[int], work: Work, **options: Any) -> PipelineBuilder[int]:
@@ -216,8 +215,27 @@ ONE_TO_MANY = (
 KINDS = ONE_TO_ONE + ONE_TO_MANY
 
 
+# Every kind on one async face, the sync face and inline; the kinds whose paths through the engine differ
+# most also on asyncio's loop in debug mode and on a loop of our own.
+_SEVERAL = ("thread", "fused", "async", "awaitable-fused", "generator", "async-generator")
+_TABLE = [kind for kind in KINDS if kind.id not in ("async-object", "lookup")]
+_ENGINE = [(kind, face) for kind in _TABLE for face in (Face.CALLER_UVLOOP, Face.SYNC)] + [
+    (kind, face) for kind in _TABLE if kind.id in _SEVERAL for face in (Face.CALLER, Face.OWN)
+]
+_INLINE = [(kind, Face.INLINE) for kind in _TABLE]
+
+
 def kind_id(kind: object) -> str:
     """Return the id of a row in pytest's words."""
     if isinstance(kind, Kind):
         return kind.id
     return str(getattr(kind, "value", kind))
+
+
+def _cases(rows: list[tuple[Kind, Face]]) -> pytest.MarkDecorator:
+    ids = [f"{kind.id}-{face.value}" for kind, face in rows]
+    return pytest.mark.parametrize(("kind", "face"), rows, ids=ids)
+
+
+EACH_CASE = _cases(_ENGINE + _INLINE)
+EACH_ENGINE_CASE = _cases(_ENGINE)

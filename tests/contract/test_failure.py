@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, functions_in, notes_of
-from kinds import KINDS, ONE_TO_ONE, ORDERS, Kind, Order, Work, kind_id, same
+from kinds import (
+    EACH_CASE,
+    EACH_ENGINE_CASE,
+    ONE_TO_ONE,
+    ORDERS,
+    Kind,
+    Order,
+    Work,
+    kind_id,
+    same,
+)
 
 from spdl_async import PipelineBuilder
 
@@ -27,8 +37,7 @@ def endless() -> PipelineBuilder[int]:
     return PipelineBuilder().add_source(lambda: itertools.count())
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_6_input_order_gives_exactly_what_came_before(kind: Kind, face: Face) -> None:
     for concurrency, at in [(1, 0), (4, 0), (1, 37), (4, 37), (16, 37)]:
         error = ValueError("bad item")
@@ -47,8 +56,7 @@ def test_contract_6_input_order_gives_exactly_what_came_before(kind: Kind, face:
         assert first.source == str(at)
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_6_completion_order_gives_what_had_finished(kind: Kind, face: Face) -> None:
     error = ValueError("bad item")
     work = Work(errors={37: error})
@@ -61,8 +69,7 @@ def test_contract_6_completion_order_gives_what_had_finished(kind: Kind, face: F
     assert 37 not in outcome.outputs
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_6_no_partial_batch_is_flushed(kind: Kind, face: Face) -> None:
     class Lists:
         def __init__(self) -> None:
@@ -74,9 +81,8 @@ def test_contract_6_no_partial_batch_is_flushed(kind: Kind, face: Face) -> None:
                 yield self.held
                 self.held = []
 
-        def flush(self) -> Generator[list[Any], None, None]:
+        def flush(self) -> list[list[Any]]:
             raise AssertionError("flushed after a failure")
-            yield []
 
     error = ValueError()
     work = Work(errors={13: error})
@@ -86,8 +92,7 @@ def test_contract_6_no_partial_batch_is_flushed(kind: Kind, face: Face) -> None:
     assert outcome.outputs == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
 
 
-@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_ENGINE_CASE
 def test_contract_6_failures_after_the_first_are_listed(kind: Kind, face: Face) -> None:
     """Items 2 and 1 have both failed before item 0 is through: the consumer gets item 1's error."""
     together, both_failed = Crowd(3), Gate()
@@ -124,8 +129,7 @@ def test_contract_6_failures_after_the_first_are_listed(kind: Kind, face: Face) 
     assert (2, "KeyError") in listed
 
 
-@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_ENGINE_CASE
 def test_contract_6_a_failure_that_the_consumer_never_reached_is_listed(
     kind: Kind, face: Face
 ) -> None:
@@ -188,8 +192,7 @@ def test_b1_a_failure_in_any_stage_while_everything_above_is_full(
     assert pulled.ended <= 200 + 4 * 300  # upstream was stopped; it did not go on and on
 
 
-@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_ENGINE_CASE
 def test_b1_a_failure_with_a_full_sink_and_no_consumer(kind: Kind, face: Face) -> None:
     failed = Gate()
 
@@ -205,7 +208,7 @@ def test_b1_a_failure_with_a_full_sink_and_no_consumer(kind: Kind, face: Face) -
     assert outcome.outputs == [0]  # and the block was left, without a hang
 
 
-class KeywordOnly(Exception):
+class KeywordOnlyError(Exception):
     def __init__(self, *, a: int, b: str) -> None:
         super().__init__(f"{a}{b}")
         self.a, self.b = a, b
@@ -227,7 +230,7 @@ def caused() -> Exception:
 
 
 EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
-    "keyword-only": lambda: KeywordOnly(a=1, b="x"),
+    "keyword-only": lambda: KeywordOnlyError(a=1, b="x"),
     "http": lambda: urllib.error.HTTPError("http://x", 404, "no", Message(), None),
     "process": lambda: subprocess.CalledProcessError(2, ["ls"]),
     "key": lambda: KeyError("x\ny"),
@@ -241,8 +244,7 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
 }
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_c1_contract_10_the_same_object_whatever_its_type(kind: Kind, face: Face) -> None:
     for make in EXCEPTIONS.values():
         error = make()
@@ -261,8 +263,7 @@ def test_c1_contract_10_the_same_object_whatever_its_type(kind: Kind, face: Face
 PROTOCOL = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_10_c3_a_protocol_error_of_user_code_is_a_failure(kind: Kind, face: Face) -> None:
     for order, protocol in itertools.product(ORDERS, PROTOCOL):
         error = protocol("mine")
@@ -276,8 +277,7 @@ def test_contract_10_c3_a_protocol_error_of_user_code_is_a_failure(kind: Kind, f
             assert outcome.outputs == [0, 1, 2]
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_10_a_protocol_error_can_be_skipped(kind: Kind, face: Face) -> None:
     for protocol in PROTOCOL:
         work = Work(errors={3: protocol("mine")})
@@ -287,9 +287,8 @@ def test_contract_10_a_protocol_error_can_be_skipped(kind: Kind, face: Face) -> 
         assert [record.index for record in outcome.failures] == [3]
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_10_an_interrupt_is_never_skipped(kind: Kind, order: Order, face: Face) -> None:
     for error in (KeyboardInterrupt(), SystemExit(1)):
         work = Work(errors={3: error})
@@ -334,12 +333,8 @@ def test_contract_10_awaiting_a_cancelled_task_is_a_failure(face: Face) -> None:
 def test_l16_one_failure_is_the_bare_exception(face: Face) -> None:
     work = Work(errors={3: ValueError("bare")})
     built = numbers(9).pipe(work.acall, concurrency=4).pipe(same, concurrency=2)
-    try:
-        error = drive(built, face).error
-        assert error is not None
-        raise error
-    except ValueError as seen:
-        assert str(seen) == "bare"
+    with pytest.raises(ValueError, match="bare"):  # no group
+        raise drive(built, face).error or AssertionError
 
 
 @pytest.mark.parametrize("face", FACES, ids=kind_id)

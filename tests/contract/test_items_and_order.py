@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive
-from kinds import GIVEN, KINDS, ORDERS, Kind, Order, Work, kind_id, same
+from kinds import (
+    EACH_CASE,
+    EACH_ENGINE_CASE,
+    GIVEN,
+    ORDERS,
+    Kind,
+    Order,
+    Work,
+    kind_id,
+    same,
+)
 
 from spdl_async import DROP, Drop, PipelineBuilder
 
@@ -22,13 +32,10 @@ def numbers(n: int) -> PipelineBuilder[int]:
     return PipelineBuilder().add_source(range(n))
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
-def test_contract_1_every_item_reaches_the_consumer_once(
-    kind: Kind, order: Order, face: Face
-) -> None:
-    for count, concurrency in [(0, 4), (1, 1), (2, 4), (33, 1), (100, 4), (100, 64)]:
+@EACH_CASE
+def test_contract_1_every_item_reaches_the_consumer_once(kind: Kind, face: Face) -> None:
+    sizes = [(0, 4), (1, 1), (2, 4), (33, 1), (100, 4), (100, 64)]
+    for order, (count, concurrency) in itertools.product(ORDERS, sizes):
         work = Work()
         built = kind.add(numbers(count), work, concurrency=concurrency, output_order=order)
         outcome = drive(built, face)
@@ -42,8 +49,7 @@ def test_contract_1_every_item_reaches_the_consumer_once(
         assert outcome.failures == ()
 
 
-@pytest.mark.parametrize("face", FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_CASE
 def test_contract_2_input_order_is_exact_through_two_stages_of_a_kind(
     kind: Kind, face: Face
 ) -> None:
@@ -53,8 +59,7 @@ def test_contract_2_input_order_is_exact_through_two_stages_of_a_kind(
     assert drive(built, face).result() == [(n, 2 * n) for n in range(200)]
 
 
-@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_ENGINE_CASE
 def test_contract_2_what_finishes_first_waits_for_the_head(kind: Kind, face: Face) -> None:
     """The head's gate opens only when the other slots' items are done: they overtook, in vain."""
     head = Gate()
@@ -73,8 +78,7 @@ def test_contract_2_what_finishes_first_waits_for_the_head(kind: Kind, face: Fac
     assert work.done.index(0) >= overtaken
 
 
-@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
-@pytest.mark.parametrize("kind", KINDS, ids=kind_id)
+@EACH_ENGINE_CASE
 def test_k1_completion_order_delivers_while_the_head_is_slow(kind: Kind, face: Face) -> None:
     """The head's gate opens only when the consumer has far more than a window of the others."""
     head = Gate()
@@ -160,9 +164,7 @@ def test_b8_more_workers_than_items(order: Order, drop_last: bool, face: Face) -
         )
         batches = drive(built, face).result()
         full = count - count % 4 if drop_last else count
-        assert [len(batch) for batch in batches] == [
-            min(4, full - at) for at in range(0, full, 4)
-        ]
+        assert [len(batch) for batch in batches] == [min(4, full - at) for at in range(0, full, 4)]
         if full == count:
             assert sorted(itertools.chain.from_iterable(batches)) == list(range(count))
 
@@ -236,7 +238,7 @@ def test_b2_alternating_kinds_with_the_smallest_sink(count: int, face: Face) -> 
     def apart(batch: list[int]) -> Generator[int, None, None]:
         yield from batch
 
-    if face in (Face.CALLER, Face.OWN):  # asyncio's debug mode costs ten times as much
+    if face is not Face.CALLER_UVLOOP:  # asyncio's debug mode costs ten times as much
         count //= 20
     built = (
         numbers(count)

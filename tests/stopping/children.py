@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 WATCHDOG = 25.0
@@ -93,3 +94,18 @@ def run_script(
     process.stdout.close()
     process.stderr.close()
     return Finished(status, "".join(out), "".join(errors), seconds)
+
+
+def run_scripts(
+    bodies: dict[str, str],
+    *,
+    signals: tuple[float, ...] = (),
+    options: tuple[str, ...] = ("-W", "error::ResourceWarning"),
+) -> dict[str, Finished]:
+    """Run scripts that mostly wait, all at once."""
+    with ThreadPoolExecutor(len(bodies)) as executor:
+        futures = {
+            name: executor.submit(run_script, body, signals=signals, options=options)
+            for name, body in bodies.items()
+        }
+        return {name: future.result() for name, future in futures.items()}

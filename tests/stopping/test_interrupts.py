@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from children import Finished, run_script
+from children import Finished, run_script, run_scripts
 from witness import PATIENCE, our_threads
 
 from spdl_async import PipelineBuilder
@@ -99,12 +99,21 @@ def test_interrupt_of_the_consumer(consumer: str, state: str) -> None:
     assert finished.seconds < 5
 
 
-@every_consumer
-def test_interrupt_while_a_thread_sleeps(consumer: str) -> None:
+@pytest.mark.slow
+def test_interrupt_of_consumers_in_threads_again_and_again() -> None:
+    """A5: whether the thread waits in next() or is between two calls when the exit begins."""
+    for _ in range(3):
+        scripts = {str(number): STEADY + IN_A_THREAD for number in range(8)}
+        for finished in run_scripts(scripts, signals=(0.05,)).values():
+            assert_interrupted(finished)
+
+
+def test_interrupt_while_a_thread_sleeps() -> None:
     """A5 (b): the call is waited for, in a bounded time."""
-    finished = run_script("SECONDS = 1" + SLEEPS + CONSUMERS[consumer], signals=(0.05,))
-    assert_interrupted(finished)
-    assert finished.seconds < 8
+    scripts = {name: "SECONDS = 1" + SLEEPS + text for name, text in CONSUMERS.items()}
+    for finished in run_scripts(scripts, signals=(0.05,)).values():
+        assert_interrupted(finished)
+        assert finished.seconds < 12
 
 
 @pytest.mark.parametrize("loop", ["caller", "own"])
@@ -135,14 +144,14 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-@every_consumer
-def test_second_interrupt_waits_for_nothing(consumer: str) -> None:
+def test_second_interrupt_waits_for_nothing() -> None:
     """A5 (d): two, 50 ms apart, while a call is stuck for a minute; the exit is bounded."""
-    finished = run_script("SECONDS = 60" + SLEEPS + CONSUMERS[consumer], signals=(0.05, 0.05))
-    assert finished.status in INTERRUPTED, finished.err
-    assert "Fatal Python error" not in finished.err
-    assert "Timeout (" not in finished.err
-    assert finished.seconds < 15
+    scripts = {name: "SECONDS = 60" + SLEEPS + text for name, text in CONSUMERS.items()}
+    for name, finished in run_scripts(scripts, signals=(0.05, 0.05)).items():
+        assert finished.status in INTERRUPTED, (name, finished.err)
+        assert "Fatal Python error" not in finished.err, name
+        assert "Timeout (" not in finished.err, name
+        assert finished.seconds < 15, name
 
 
 def test_next_survives_an_interrupt() -> None:

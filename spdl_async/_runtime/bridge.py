@@ -46,6 +46,7 @@ class Handover:
         self.taken: deque[Item] = deque()
         self.ended = False
         self.closed = False
+        self.at_exit = False
         self.error: BaseException | None = None
         self.trace: Any = None
         self.delivered = 0
@@ -100,8 +101,10 @@ class Handover:
     def close_at_exit(self) -> None:
         """End because the interpreter does: tell threads of other runs, which are waited for.
 
-        Other threads go on waiting; an exception there would only be noise beside the program's own.
+        Daemon threads of the user's go on waiting, those that come later too; an exception there would
+        only be noise beside the program's own end.
         """
+        self.at_exit = True
         foreign = deque(waiter for waiter in self._threads if not waiter[1])
         self._threads = deque(waiter for waiter in self._threads if waiter[1])
         self.close()
@@ -232,6 +235,10 @@ class Handover:
                 return self.take()
             except Empty:
                 pass
+            except RunStateError:
+                if self.at_exit and _is_left_at_exit():
+                    threading.Event().wait()
+                raise
             lock = threading.Lock()
             lock.acquire()
             waiter = (lock, threading.current_thread().name.startswith("spdl_async-"))
@@ -250,6 +257,11 @@ class Handover:
                 raise
             finally:
                 self.waiting += clock() - began
+
+
+def _is_left_at_exit() -> bool:
+    thread = threading.current_thread()
+    return thread.daemon and not thread.name.startswith("spdl_async-")
 
 
 class Sink:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import logging
 import time
@@ -90,7 +89,7 @@ async def test_full_load_of_ops_that_release_the_gil() -> None:
     await assert_responsive(
         drain(
             PipelineBuilder()
-            .add_source(range(1500))
+            .add_source(range(800))
             .pipe(hashed, concurrency=2)
             .pipe(checked, concurrency=2)
             .pipe(slept, concurrency=4)
@@ -106,7 +105,7 @@ async def test_many_small_items() -> None:
     await assert_responsive(
         drain(
             PipelineBuilder()
-            .add_source(range(40_000))
+            .add_source(range(25_000))
             .pipe(abs, concurrency=4)
             .aggregate(64)
             .disaggregate()
@@ -117,29 +116,21 @@ async def test_many_small_items() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1_000, 20_000, 200_000])
+@pytest.mark.parametrize("size", [1_000, 200_000])
 async def test_big_batches(size: int) -> None:
-    """Contract 22, L6: making and dropping big lists.
-
-    The cyclic collector is off: its pauses grow with every object that is alive in the process,
-    and here hundreds of thousands are meant to be.
-    """
-    gc.disable()
-    try:
-        await assert_responsive(
-            drain(PipelineBuilder().add_source(range(200_000)).aggregate(size).pipe(len).build())
-        )
-    finally:
-        gc.enable()
+    """Contract 22, L6: making and dropping big lists."""
+    await assert_responsive(
+        drain(PipelineBuilder().add_source(range(200_000)).aggregate(size).pipe(len).build())
+    )
 
 
 @pytest.mark.slow
 async def test_a_list_of_a_million_is_flattened() -> None:
     """Contract 22: disaggregate does not do it in one go."""
-    big = list(range(300_000))
+    big = list(range(1_000_000))
 
     async def work() -> None:
-        pipeline = PipelineBuilder().add_source([big] * 2).disaggregate().aggregate(1000).build()
+        pipeline = PipelineBuilder().add_source([big]).disaggregate().aggregate(1000).build()
         async with pipeline.run(loop="caller") as run:
             async for _ in run:
                 pass
@@ -163,7 +154,7 @@ async def test_thousands_of_failures() -> None:
         return item if item % 4 == 0 else deep(item)
 
     await assert_responsive(
-        drain(PipelineBuilder().add_source(range(2500)).pipe(op, on_error="skip").build())
+        drain(PipelineBuilder().add_source(range(2000)).pipe(op, on_error="skip").build())
     )
 
 

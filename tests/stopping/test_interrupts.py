@@ -102,7 +102,7 @@ def test_interrupt_of_the_consumer(consumer: str, state: str) -> None:
 @pytest.mark.slow
 def test_interrupt_of_consumers_in_threads_again_and_again() -> None:
     """A5: whether the thread waits in next() or is between two calls when the exit begins."""
-    for _ in range(3):
+    for _ in range(2):
         scripts = {str(number): STEADY + IN_A_THREAD for number in range(8)}
         for finished in run_scripts(scripts, signals=(0.05,)).values():
             assert_interrupted(finished)

@@ -17,16 +17,17 @@ demo: $(STAMP)
 	$(BIN)/spdl-async demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 # The engine needs no torch: its tests also run on a newer Python without it.
 NEWER ?= python3.13
 test-without-torch:
 	test -x .venv-newer/bin/python || $(NEWER) -m venv .venv-newer
 	.venv-newer/bin/python -m pip install --quiet --upgrade "pip>=24"
-	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout hypothesis
+	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout pytest-xdist mypy hypothesis
 	.venv-newer/bin/python -m pip install --quiet --no-deps --editable .
-	.venv-newer/bin/python -m pytest -m "not torch" tests/contract tests/stopping tests/citizenship
+	.venv-newer/bin/python -m pytest -n 2 --dist worksteal -m "not torch and not alone" tests/contract tests/stopping tests/citizenship tests/test_layers.py tests/test_api.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -222,7 +222,7 @@ class Doubler:
         (functools.partial(pow, 10), [10, 100]),
         (functools.partial(twice), [1, 1, 2, 2]),
     ],
-    ids=str,
+    ids=["class", "async", "generator", "agenerator", "object", "partial", "partial-generator"],
 )
 def test_a_recorded_op_keeps_its_kind(op: Any, wanted: list[Any]) -> None:
     seen = Recorder()

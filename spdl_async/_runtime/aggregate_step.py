@@ -79,7 +79,7 @@ class AggregateHop(BaseHop):
                 value, item.value = item.value, None
                 outputs = list(step.aggregator.accumulate(value) or ())
         except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, on the loop
-            failure = caught(error)
+            failure = caught(error, brief=step.judges[0].log.full)
             if step.judges[0].raises or not isinstance(failure.exception, Exception):
                 step.halted = True
             return item, [], failure

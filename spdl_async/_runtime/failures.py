@@ -27,8 +27,11 @@ FRACTION_FROM_CALL = 100
 _PROTOCOL_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 
 
-def caught(error: BaseException, value: Any = ...) -> OpFailure:
-    """Return ``error`` as a failure, formatted where it was caught: in the op's own thread."""
+def caught(error: BaseException, value: Any = ..., *, brief: bool = False) -> OpFailure:
+    """Return ``error`` as a failure, formatted where it was caught: in the op's own thread.
+
+    ``brief``: leave the traceback's text out, since it would not be kept.
+    """
     if isinstance(error, _PROTOCOL_ERRORS):
         wrapper = RuntimeError(f"user code raised {type(error).__name__}")
         wrapper.__cause__ = error
@@ -36,7 +39,7 @@ def caught(error: BaseException, value: Any = ...) -> OpFailure:
             raise wrapper
         except RuntimeError as raised:
             error = raised
-    text = "".join(traceback.format_exception(error))
+    text = "" if brief else "".join(traceback.format_exception(error))
     return OpFailure(error, text, value is None)
 
 
@@ -80,6 +83,11 @@ class FailureLog:
         self.total = 0
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
+    @property
+    def full(self) -> bool:
+        """Whether as many failures are written out as will be."""
+        return len(self.records) >= MAX_RECORDS
+
     def add(self, stage: str, item: Item | None, failure: OpFailure) -> FailureRecord:
         """Write a failure down."""
         error = failure.exception
@@ -96,7 +104,7 @@ class FailureLog:
         )
         self.total += 1
         self.counts[stage, record.error, where] += 1
-        if len(self.records) < MAX_RECORDS:
+        if not self.full:
             self.records.append(record)
         return record
 

@@ -184,7 +184,7 @@ class FlowHop(BaseHop):
     def failed(self, flow: Flow, error: BaseException) -> None:
         """End a flow whose op or iterator raised."""
         step = self.step
-        failure = caught(error, flow.item.value)
+        failure = caught(error, flow.item.value, brief=step.judges[0].log.full)
         flow.end(failure)
         if step.judges[0].raises or not isinstance(failure.exception, Exception):
             step.halted = True

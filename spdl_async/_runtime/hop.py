@@ -233,7 +233,7 @@ class MapHop(BaseHop):
             self.calls[at] += 1
             now = end
             item.at = at
-            failure = caught(error, argument)
+            failure = caught(error, argument, brief=step.judges[at].log.full)
             item.value = failure
             item.state = FAILED
             if step.judges[at].raises or not isinstance(failure.exception, Exception):

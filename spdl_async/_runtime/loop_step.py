@@ -101,7 +101,7 @@ class LoopStep(WindowedStep):
             except BaseException as error:
                 if self.asked_to_stop(error):
                     raise
-                self.fail(item, caught(error, value))
+                self.fail(item, caught(error, value, brief=self.judges[0].log.full))
             else:
                 if value is DROP:
                     item.state = DROPPED

@@ -14,6 +14,8 @@ import pytest
 
 from spdl_async import Pipeline, PipelineBuilder
 
+pytestmark = pytest.mark.alone
+
 BEAT = 0.01
 ALLOWED = 0.02
 TRIES = 4

@@ -156,7 +156,11 @@ def test_contract_11_a_factory_that_returns_no_iterable(returned: Any, face: Fac
     assert "source" in str(outcome.error) + notes_of(outcome.error)
 
 
-@pytest.mark.parametrize("source", [None, 7, object(), "text", b"x", bytearray(b"x")], ids=repr)
+@pytest.mark.parametrize(
+    "source",
+    [None, 7, object(), "text", b"x", bytearray(b"x")],
+    ids=lambda source: type(source).__name__,
+)
 def test_contract_11_what_is_no_source_is_an_error_that_names_the_fix(source: Any) -> None:
     with pytest.raises(BuildError, match="add_source"):
         PipelineBuilder().add_source(source).build()

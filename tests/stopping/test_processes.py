@@ -74,11 +74,14 @@ BLOCKED_SOURCE = """
 import queue
 numbers = queue.SimpleQueue()
 numbers.put(0)
+asked_again = threading.Event()
 def source():
-    while True:
-        yield numbers.get()
+    yield numbers.get()
+    asked_again.set()
+    yield numbers.get()
 pipeline = PipelineBuilder().add_source(source, name="the queue").pipe(str).build()
 for item in pipeline:
+    asked_again.wait()
     break
 say("LEAVING")
 """

@@ -174,12 +174,15 @@ class MapHop(BaseHop):
             self.item = item
             before = now
             now = self.run_ops(item, first, now)
-            if now >= 0:
-                self.note_pace(now - before)
-            if now < 0 and step.cancelled:
+            if now - before > SHARE_SECONDS:  # note_pace, without the call
+                self.slow += 1
+            elif now >= 0:
+                self.quick += 1
+                self.quick_busy += now - before
+            elif step.cancelled:
                 dispose(item.value)
                 return False
-            if now < 0:  # the item waits for an awaitable on the loop, and keeps this slot
+            else:  # the item waits for an awaitable on the loop, and keeps this slot
                 self.item = None
                 self.thread = 0
                 step.awaiting.append((self, item))

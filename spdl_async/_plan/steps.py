@@ -13,6 +13,9 @@ from spdl_async.spec.stages import Scope
 OpKind = Literal["sync", "async", "generator", "async generator"]
 
 WINDOW_FACTOR = 3
+# Stages of several threads hold a few more: what lets those work while the loop comes round to
+# refilling them. A stage of one call at a time, often one that makes batches, does without.
+SPARE = 10
 MAX_WINDOW = 256
 MAX_CHUNK = 256
 FLOW_FACTOR = 2
@@ -65,7 +68,13 @@ class MapPlan:
     @property
     def bound(self) -> int:
         """The largest number of items that the step holds."""
-        return max(WINDOW_FACTOR * self.concurrency, MAX_WINDOW)
+        return max(self.floor, MAX_WINDOW)
+
+    @property
+    def floor(self) -> int:
+        """The number of items that the step holds while its ops are slow."""
+        spare = 0 if self.on_loop or self.concurrency == 1 else SPARE
+        return WINDOW_FACTOR * self.concurrency + spare
 
 
 @dataclass(frozen=True, kw_only=True)

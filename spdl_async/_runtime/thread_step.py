@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import BaseHop, MapHop, dispose
@@ -35,6 +34,7 @@ class ThreadStep(HoppingStep):
         concurrency: int,
         executor: Executor | None,
         ordered: bool,
+        floor: int,
         ceiling: int,
         judges: list[Judge],
         meters: list[Meter],
@@ -46,7 +46,7 @@ class ThreadStep(HoppingStep):
             concurrency=concurrency,
             executor=executor,
             ordered=ordered,
-            pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
+            pace=Pace(floor, ceiling),
             judges=judges,
             meters=meters,
         )
@@ -58,7 +58,7 @@ class ThreadStep(HoppingStep):
         # Calls finished by threads, and items that have left: the difference waits to be collected.
         self.finished = itertools.count(1)
         self.collected = 0
-        self.low = max(1, (concurrency + 1) // 2)
+        self.low = concurrency + 2 if concurrency > 1 else 1
 
     def new_hop(self) -> MapHop:
         return MapHop(self)

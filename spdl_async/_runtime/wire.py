@@ -93,6 +93,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         concurrency=plan.concurrency,
         executor=plan.executor,
         ordered=plan.ordered,
+        floor=plan.floor,
         ceiling=plan.bound,
         judges=judges,
         meters=meters,

@@ -125,8 +125,10 @@ class LeakCheck:
         joined = asyncio.Event()
 
         def join() -> None:
-            self._join(threads)
-            loop.call_soon_threadsafe(joined.set)
+            try:
+                self._join(threads)
+            finally:
+                loop.call_soon_threadsafe(joined.set)
 
         threading.Thread(target=join, name="check_leaks", daemon=True).start()
         await joined.wait()
@@ -154,7 +156,11 @@ class LeakCheck:
 
     def _join(self, threads: Iterable[threading.Thread]) -> None:
         for thread in threads:
-            thread.join(self._left())
+            # One that is just being started is in the list already, and cannot be joined yet.
+            while not thread.is_alive() and thread.ident is None and self._left() > 0:
+                threading.Event().wait(RETRY_SECONDS)
+            if thread.is_alive():
+                thread.join(self._left())
 
     def _new_threads(self) -> list[threading.Thread]:
         return [thread for thread in _our_threads() if thread not in self._threads]

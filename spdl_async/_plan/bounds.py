@@ -39,7 +39,7 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
         elif isinstance(step, FlowPlan):
             found.append(Bound(step.op.name, step.bound, "window of inputs and their values"))
         elif isinstance(step, BatchPlan):
-            found.append(Bound(step.name, step.size, "open batch"))
+            found.append(Bound(step.name, step.bound, "open batch and small ones ahead"))
         elif isinstance(step, AggregatePlan):
             found.append(Bound(step.op.name, None, "whatever the aggregator holds"))
         else:
@@ -62,7 +62,7 @@ def source_items_bound(plan: Plan) -> int | None:
         if isinstance(step, (MapPlan, FlowPlan)):
             total += held_by(step) * each
         elif isinstance(step, BatchPlan):
-            total += step.size * each
+            total += step.bound * each
             each *= step.size
         else:
             return None

@@ -106,6 +106,11 @@ class BatchPlan:
     size: int
     drop_last: bool
 
+    @property
+    def bound(self) -> int:
+        """The largest number of members that the step holds, in the open batch and in full ones."""
+        return max(1, MAX_WINDOW // self.size) * self.size
+
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatePlan:

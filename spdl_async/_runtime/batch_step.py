@@ -10,8 +10,9 @@ from spdl_async._plan.steps import FLATTEN_CHUNK
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, Step
-from spdl_async._runtime.ticket import Item, Ledger, OpFailure, Ticket
+from spdl_async._runtime.ticket import Item, Ledger, OpFailure
 from spdl_async.spec.markers import DROP
 
 MANY = 256
@@ -23,9 +24,9 @@ SLICE_SECONDS = 0.001
 def batch_of(members: Sequence[Item], value: Any) -> Item:
     """Return an item made of others, which keep their identity and lose their values."""
     if not members:  # an aggregator may have something to say at the end of no data
-        return Item(value, Ticket(0, -1, None), (), ())
+        return Item(value, -1, None, None, (), ())
     first = members[0]
-    return Item(value, first.ticket, first.path, members)
+    return first.child(value, first.path, members)
 
 
 class BatchStep(Step):
@@ -38,6 +39,7 @@ class BatchStep(Step):
         out: Outlet,
         *,
         size: int,
+        bound: int,
         drop_last: bool,
         meter: Meter,
     ) -> None:
@@ -46,6 +48,7 @@ class BatchStep(Step):
         self.drop_last = drop_last
         self.room = Signal(host.loop)
         self.meters = [meter]
+        self.pace = Pace(size, bound)
 
     def start(self) -> None:
         self.launch(self.work(), "batches")
@@ -63,12 +66,13 @@ class BatchStep(Step):
             if clock() - resumed > SLICE_SECONDS:  # big batches must not hold up the loop
                 await asyncio.sleep(0)
                 resumed = clock()
-            while self.untaken:  # a full batch waits: no other one is begun
+            ahead = self.pace.window // size
+            while self.untaken >= ahead:  # full batches wait: no other one is begun
                 await self.room.wait()
             began = clock()
             inp.quorum = size - len(values)
-            # As much as fills the batches that the next step has room for, at least one.
-            wanted = size * max(1, out.room()) - len(values)
+            # As much as fills the batches that there is room for, at least one.
+            wanted = size * max(1, out.room() + ahead - 1 - self.untaken) - len(values)
             items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:
@@ -82,6 +86,7 @@ class BatchStep(Step):
             meter.peak = max(meter.peak, min(size, len(values)))
             if len(values) >= size:
                 self.emit(cut(members, values, size))
+                self.pace.look(meter.items_out * size, True)
                 whole = len(values) // size * size
                 members, values = members[whole:], values[whole:]
             meter.queue = len(values)
@@ -175,13 +180,13 @@ class FlattenStep(Step):
             if known and members is not None:
                 # New items with the members' identity: the same members may stand behind several lists.
                 children = [
-                    Item(element, member.ticket, member.path, member.members)
+                    member.child(element, member.path, member.members)
                     for member, element in zip(members[start : start + MANY], part, strict=True)
                 ]
             else:
                 self.host.ledger.adopt(item, len(part))
                 children = [
-                    Item(element, item.ticket, (*item.path, start + k), members)
+                    item.child(element, (*item.path, start + k), members)
                     for k, element in enumerate(part)
                 ]
             kept = [child for child in children if child.value is not DROP]

@@ -94,9 +94,9 @@ class FailureLog:
         where = _innermost(error)
         record = FailureRecord(
             stage=stage,
-            index=-1 if item is None else item.ticket.index,
+            index=-1 if item is None else item.index,
             path=() if item is None else item.path,
-            source="" if item is None else describe_source(item.ticket.source),
+            source="" if item is None else describe_source(item.source),
             error=type(error).__qualname__,
             message=_message(error),
             where=where,

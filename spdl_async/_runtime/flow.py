@@ -63,7 +63,7 @@ class Flow:
             self.dropped += 1
         else:
             path = (*item.path, self.produced)
-            self.children.append(Item(value, item.ticket, path, item.members))
+            self.children.append(item.child(value, path, item.members))
         self.produced += 1
 
     def end(self, failure: OpFailure | None = None) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, note_once
-from spdl_async._runtime.hop import SHARE_SECONDS, BaseHop, Line
-from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop, Line
+from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, WindowedStep, guarded
 from spdl_async._runtime.ticket import Item
@@ -60,7 +60,10 @@ class HoppingStep(WindowedStep):
         self.slow = 0
         self.quick_busy = 0.0
         self.pauses = 0
+        self.results = 0
         self.results_seen = 0
+        self.progressed = 0.0
+        self.due = 0.0
         self.refusal: BaseException | None = None
         self.halt_seen = False
         self.timer: TimerHandle | None = None
@@ -145,9 +148,11 @@ class HoppingStep(WindowedStep):
         waiting = len(self.inbox)
         if not waiting:
             return
-        wanted = waiting if self.share == 1 else -(-waiting // self.share) - self.active
+        wanted = waiting if self.share == 1 else max(1, waiting // self.share) - self.active
         for started in range(wanted):
-            if started == BURST:  # quick ops are done before more threads are awake
+            if not self.inbox:  # quick ops: the first threads have emptied it meanwhile
+                return
+            if started == BURST:
                 self.dispatch_later()
                 return
             if self.idle:
@@ -205,10 +210,12 @@ class HoppingStep(WindowedStep):
     def arm(self) -> None:
         """See to it that a finished item waits no longer than a moment for others."""
         if self.share > 1 and self.active and self.timer is None and not self.halted:
+            self.due = clock() + COMPANY_SECONDS
             self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
 
     def take_pace(self, hop: BaseHop) -> None:
         """Take over what a hop has seen of the ops' pace."""
+        self.results += hop.quick + hop.slow
         self.quick += hop.quick
         self.slow += hop.slow
         self.quick_busy += hop.quick_busy
@@ -219,10 +226,15 @@ class HoppingStep(WindowedStep):
         """Use every slot where nothing was finished between two looks: a call takes long."""
         for hop in self.at_work:
             self.take_pace(hop)
-        results = self.quick + self.slow
-        # One look without progress may be a pause of the machine.
-        self.pauses = self.pauses + 1 if results == self.results_seen else 0
-        self.results_seen = results
+        now = clock()
+        if self.results != self.results_seen:
+            self.results_seen = self.results
+            self.pauses = 0
+            self.progressed = now
+        elif now - self.due < COMPANY_SECONDS / 2 or now - self.progressed > QUANTUM:
+            # One look without progress may be a pause of the machine; one that comes late shows that
+            # the loop was busy, which keeps threads waiting for the GIL.
+            self.pauses += 1
         if self.pauses > 1:
             self.share = 1
 
@@ -231,7 +243,6 @@ class HoppingStep(WindowedStep):
         quick, slow = self.quick, self.slow
         if quick + slow < SAMPLE:
             return
-        self.results_seen = 0
         average = self.quick_busy / quick if quick else SHARE_SECONDS
         self.quick = self.slow = 0
         self.quick_busy = 0.0

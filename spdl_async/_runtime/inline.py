@@ -248,7 +248,7 @@ class InlinePass:
                         self.dropped(meter)
                     else:
                         meter.items_out += 1
-                        yield Item(value, item.ticket, (*item.path, ordinal), item.members)
+                        yield item.child(value, (*item.path, ordinal), item.members)
                     ordinal += 1
                     began = clock()
             finally:
@@ -342,9 +342,9 @@ class InlinePass:
                 meter.items_out += 1
                 if item.members is not None and len(item.members) == len(value):
                     member = item.members[ordinal]
-                    child = Item(element, member.ticket, member.path, member.members)
+                    child = member.child(element, member.path, member.members)
                 else:
-                    child = Item(element, item.ticket, (*item.path, ordinal), item.members)
+                    child = item.child(element, (*item.path, ordinal), item.members)
                 yield child
         self.finish(judge)
 

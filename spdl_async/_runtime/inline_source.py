@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
-from spdl_async._runtime.ticket import NO_ITEM, Item, Ticket, kept_source
+from spdl_async._runtime.ticket import NO_ITEM, Item, kept_source
 from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def read(run: InlinePass, stage: Stage) -> Items:
                 break
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
-                item = Item(None, Ticket(run.epoch, index, NO_ITEM))
+                item = Item(None, index, NO_ITEM)
                 index += 1
                 judge.count_calls(1)
                 run.settle(judge, meter, item, failure)
@@ -51,9 +51,9 @@ def read(run: InlinePass, stage: Stage) -> Items:
                 continue
             meter.items_in += 1
             meter.items_out += 1
-            yield Item(value, Ticket(run.epoch, index - 1, kept_source(value)))
+            yield Item(value, index - 1, kept_source(value))
     finally:
-        run.close_user(judge, Item(None, Ticket(run.epoch, index, NO_ITEM)), context, iterator)
+        run.close_user(judge, Item(None, index, NO_ITEM), context, iterator)
     if first is not None:
         raise first
     run.finish(judge)
@@ -70,5 +70,5 @@ def open_source(run: InlinePass, judge: Judge) -> Iterator[Any]:
         return iterate(source)
     except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
         failure = caught(error)
-        judge.note(Item(None, Ticket(run.epoch, 0, NO_ITEM)), failure)
+        judge.note(Item(None, 0, NO_ITEM), failure)
         raise failure.exception from failure.exception.__cause__

@@ -57,8 +57,15 @@ class LoopStep(WindowedStep):
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
-        # Workers are started when there is work for one more.
-        wanted = len(items)
+        self.rouse(len(items))
+
+    def rouse(self, wanted: int) -> None:
+        """Have up to ``wanted`` more workers take items, two now; those rouse others in their turn.
+
+        So all of them are at work after a few turns of the loop where ops wait for something; where
+        they do not, the first has emptied the inbox before many others were woken for nothing.
+        """
+        wanted = min(wanted, 2)
         while wanted > 0 and self.sleepers:
             sleeper = self.sleepers.popleft()
             if not sleeper.done():
@@ -86,6 +93,8 @@ class LoopStep(WindowedStep):
                 self.sleepers.append(sleeper)
                 await sleeper
                 continue
+            if len(inbox) > 1:
+                self.rouse(len(inbox) - 1)
             await self.work_through(inbox)
 
     async def work_through(self, inbox: deque[Item]) -> None:

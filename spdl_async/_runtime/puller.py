@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.hop import SHARE_SECONDS
 from spdl_async._runtime.hopping_step import COMPANY_SECONDS
-from spdl_async._runtime.ticket import DROPPED, KEPT_TYPES, Item, Ticket, kept_source
+from spdl_async._runtime.ticket import DROPPED, KEPT_TYPES, Item, kept_source
 from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Puller:
     def pull_all(self, iterator: Iterator[Any]) -> None:
         """Pull as far as credit reaches, again and again."""
         step = self.step
-        epoch, append = step.epoch, self.buffer.append
+        append = self.buffer.append
         now = clock()
         while not self.cancelled:
             if step.pulled >= self.allowed:
@@ -173,7 +173,7 @@ class Puller:
                 now = clock()
                 continue
             kept = value if type(value) in KEPT_TYPES else kept_source(value)
-            item = Item(value, Ticket(epoch, step.pulled, kept))
+            item = Item(value, step.pulled, kept)
             if value is DROP:
                 item.state = DROPPED
             append(item)

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from time import perf_counter as clock
 from typing import Any
 
@@ -29,7 +30,6 @@ from spdl_async._runtime.ticket import (
     NO_ITEM,
     Item,
     OpFailure,
-    Ticket,
     kept_source,
 )
 from spdl_async.spec.markers import DROP
@@ -38,6 +38,8 @@ from spdl_async.statistics import StageStatistics
 FLOOR = 2  # one item on its way to the loop, one being made
 SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
+
+state_of = attrgetter("state")
 
 
 class SourceStep(Step):
@@ -51,7 +53,6 @@ class SourceStep(Step):
         *,
         on_loop: bool,
         builtin: list[Any] | tuple[Any, ...] | range | None,
-        epoch: int,
         judge: Judge,
         meter: Meter,
         thread_name: str,
@@ -60,7 +61,6 @@ class SourceStep(Step):
         self.open_source = open_source
         self.on_loop = on_loop
         self.builtin = builtin
-        self.epoch = epoch
         self.judge = judge
         self.meters = [meter]
         self.pace = Pace(FLOOR, MAX_CHUNK)
@@ -105,7 +105,7 @@ class SourceStep(Step):
     def accept(self, items: list[Item]) -> tuple[list[Item], BaseException | None]:
         """Settle failures among what was read; return the good items and what ends the run."""
         judge = self.judge
-        if judge.budget.limit is None and not self.in_a_row and not any(i.state for i in items):
+        if judge.budget.limit is None and not self.in_a_row and not any(map(state_of, items)):
             judge.count_calls(len(items))
             return items, None
         good: list[Item] = []
@@ -158,11 +158,8 @@ class SourceStep(Step):
         if room <= 0 or self.halted:
             return
         began = clock()
-        epoch = self.epoch
         chunk = [
-            Item(
-                value, Ticket(epoch, k, value if type(value) in KEPT_TYPES else kept_source(value))
-            )
+            Item(value, k, value if type(value) in KEPT_TYPES else kept_source(value))
             for k, value in enumerate(islice(self.values, room), self.pulled)
         ]
         count = len(chunk)
@@ -267,7 +264,7 @@ class SourceStep(Step):
                     raise
                 item = self.failed_item(error)
             else:
-                item = Item(value, Ticket(self.epoch, self.pulled, kept_source(value)))
+                item = Item(value, self.pulled, kept_source(value))
                 if value is DROP:
                     item.state = DROPPED
                 del value
@@ -289,7 +286,7 @@ class SourceStep(Step):
 
     def failed_item(self, error: BaseException) -> Item:
         """Return an item that carries a failure of the source."""
-        item = Item(caught(error), Ticket(self.epoch, self.pulled, NO_ITEM))
+        item = Item(caught(error), self.pulled, NO_ITEM)
         item.state = FAILED
         return item
 

@@ -1,11 +1,11 @@
 """An item's identity, and what travels through the steps.
 
-What moves between steps is an :class:`Item`: a value, the ticket of the source item that it was
-made from, and the path of ordinals below each 1→n stage. A step that maps 1→1 changes the value in
+What moves between steps is an :class:`Item`: a value, its ticket (which source item it was made
+from), and the path of ordinals below each 1→n stage. A step that maps 1→1 changes the value in
 place, so an item costs no allocation on its way. Exactly one step owns an item at any time.
 
 One mechanism serves order (the window holds items), error notes (ticket and path), and the count
-of what is in flight (``Ticket.open``).
+of what is in flight (``open`` of the ticket).
 """
 
 from __future__ import annotations
@@ -30,52 +30,56 @@ class NoItem:
 NO_ITEM: Final = NoItem()
 
 
-class Ticket:
-    """The identity of one source item.
-
-    Attributes:
-        epoch: number of the pass.
-        index: position in the source, from 0.
-        open: descendants that are neither delivered nor dropped yet.
-        source: the source item itself when it is small, else its type.
-    """
-
-    __slots__ = ("epoch", "index", "open", "source")
-
-    def __init__(self, epoch: int, index: int, source: Any) -> None:
-        self.epoch = epoch
-        self.index = index
-        self.open = 1
-        self.source = source
-
-
 class Item:
     """One value on its way.
 
+    The item that the source made is also the ticket of everything that is made from it; it has
+    given its value away by then.
+
     Attributes:
         value: the present value; in a failed item its :class:`OpFailure`.
-        ticket: the source item that it was made from; of a batch, the first member's.
+        index: position in the source, from 0; of a batch, the first member's.
+        source: the source item itself when it is small, else its type.
+        root: the ticket, that is the item that the source made; ``None`` in that one.
+        open: of a ticket, how many descendants are neither delivered nor dropped yet.
         path: ordinals below each 1→n stage.
         members: of a batch, the items that it was made of (emptied of their values); never changed.
         state: ``PENDING`` while a step works on it, else how that ended.
         at: index of the op in a fused group that dropped or failed it.
     """
 
-    __slots__ = ("at", "members", "path", "state", "ticket", "value")
+    __slots__ = ("at", "index", "members", "open", "path", "root", "source", "state", "value")
 
+    # One call an item: as few and as plain assignments as will do.
     def __init__(
         self,
         value: Any,
-        ticket: Ticket,
+        index: int,
+        source: Any,
+        root: Item | None = None,
         path: tuple[int, ...] = (),
         members: Sequence[Item] | None = None,
     ) -> None:
         self.value = value
-        self.ticket = ticket
+        self.index = index
+        self.source = source
+        self.root = root
         self.path = path
         self.members = members
+        self.open = 1
         self.state = PENDING
         self.at = 0
+
+    @property
+    def ticket(self) -> Item:
+        """The item that the source made."""
+        return self if self.root is None else self.root
+
+    def child(
+        self, value: Any, path: tuple[int, ...], members: Sequence[Item] | None = None
+    ) -> Item:
+        """Return an item with another value that was made from this one."""
+        return Item(value, self.index, self.source, self.ticket, path, members)
 
 
 class OpFailure:
@@ -106,15 +110,9 @@ class Ledger:
 
     def release(self, item: Item) -> None:
         """Account for an item that was delivered or dropped."""
-        if item.members is None:
-            ticket = item.ticket
-            ticket.open -= 1
-            if not ticket.open:
-                self.closed += 1
-            return
-        for member in item.members:
+        for member in (item,) if item.members is None else item.members:
             if member.members is None:
-                ticket = member.ticket
+                ticket = member.root or member
                 ticket.open -= 1
                 if not ticket.open:
                     self.closed += 1
@@ -124,9 +122,10 @@ class Ledger:
     def adopt(self, parent: Item, children: int) -> None:
         """Account for ``children`` new descendants of ``parent``."""
         if parent.members is None:
-            if not parent.ticket.open:
+            ticket = parent.ticket
+            if not ticket.open:
                 self.closed -= 1
-            parent.ticket.open += children
+            ticket.open += children
         else:
             for member in parent.members:
                 self.adopt(member, children)
@@ -161,25 +160,24 @@ def describe_source(source: Any) -> str:
 
 def where_is(item: Item) -> str:
     """Return a short text that says which item this is."""
-    ticket = item.ticket
     if item.members is not None and not item.members:
         return "the end of the data"
     if item.members is not None:
-        last = _last_ticket(item.members)
-        if last.index != ticket.index:
+        last = _last_of(item.members)
+        if last.index != item.index:
             return (
-                f"items {ticket.index}–{last.index} "
-                f"({describe_source(ticket.source)} … {describe_source(last.source)})"
+                f"items {item.index}–{last.index} "
+                f"({describe_source(item.source)} … {describe_source(last.source)})"
             )
     path = "".join(f".{k}" for k in item.path)
-    source = "" if ticket.source is NO_ITEM else f" ({describe_source(ticket.source)})"
-    return f"item {ticket.index}{path}{source}"
+    source = "" if item.source is NO_ITEM else f" ({describe_source(item.source)})"
+    return f"item {item.index}{path}{source}"
 
 
-def _last_ticket(members: Iterable[Item]) -> Ticket:
+def _last_of(members: Iterable[Item]) -> Item:
     last = None
     for last in members:  # noqa: B007 -- the last one is wanted
         pass
     if last is None:
         raise ValueError("a batch has at least one member")
-    return last.ticket if last.members is None else _last_ticket(last.members)
+    return last if last.members is None else _last_of(last.members)

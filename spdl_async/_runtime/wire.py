@@ -40,7 +40,6 @@ def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
         source.open,
         on_loop=source.on_loop,
         builtin=source.source if source.builtin else None,
-        epoch=engine.epoch,
         judge=engine.judges.of(source.op),
         meter=Meter(source.op.name, "source", 1),
         thread_name=f"spdl_async-{plan.name}-source",
@@ -126,6 +125,7 @@ def _(plan: BatchPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         above,
         below,
         size=plan.size,
+        bound=plan.bound,
         drop_last=plan.drop_last,
         meter=Meter(plan.name, "batch", 1),
     )

@@ -119,6 +119,7 @@ class HoppingStep(WindowedStep):
                 self.at_work.discard(hop)
                 self.idle.append(hop)
             if self.quiet:
+                self.disarm()  # nobody is at work whose results it could find
                 self.host.became_quiet()
 
     def collect_hop(self, hop: BaseHop) -> None:
@@ -213,6 +214,12 @@ class HoppingStep(WindowedStep):
             self.due = clock() + COMPANY_SECONDS
             self.timer = self.host.loop.call_later(COMPANY_SECONDS, self.on_timer)
 
+    def disarm(self) -> None:
+        """Let go of the timer."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def take_pace(self, hop: BaseHop) -> None:
         """Take over what a hop has seen of the ops' pace."""
         self.results += hop.quick + hop.slow
@@ -260,9 +267,7 @@ class HoppingStep(WindowedStep):
 
     def stop(self) -> None:
         super().stop()
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.disarm()
         self.inbox.clear()
         for hop in self.hops:
             if hop.future is not None and not hop.must_run:

@@ -71,8 +71,10 @@ class BatchStep(Step):
                 await self.room.wait()
             began = clock()
             inp.quorum = size - len(values)
-            # As much as fills the batches that there is room for, at least one.
-            wanted = size * max(1, out.room() + ahead - 1 - self.untaken) - len(values)
+            # As much as fills the batches that there is room for, at least one. A batch whose members
+            # are shortened is filled exactly: they do not run parallel to its values.
+            batches = 1 if size > MAX_MEMBERS else max(1, out.room() + ahead - 1 - self.untaken)
+            wanted = size * batches - len(values)
             items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:

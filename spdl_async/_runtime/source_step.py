@@ -175,6 +175,8 @@ class SourceStep(Step):
         if count < room:
             self.out.on_demand = None
             self.out.close(self.judge.at_end())
+        elif not kept:
+            self.host.loop.call_soon(self.fill)  # nobody asks again for what was dropped
 
     # Sync iterables
 

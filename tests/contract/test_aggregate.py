@@ -296,3 +296,12 @@ def test_a_batch_of_lists_cannot_fail_so_a_policy_is_an_error() -> None:
 def test_the_protocol_is_public() -> None:
     assert isinstance(Runs(), Aggregator)
     assert not isinstance([], Aggregator)
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("size", [4_097, 5_000])
+def test_contract_5_of_batches_that_keep_few_tickets_none_is_lost(size: int, face: Face) -> None:
+    outcome = drive(numbers(2 * size + 120).aggregate(size), face)
+    assert [len(batch) for batch in outcome.result()] == [size, size, 120]
+    assert outcome.result()[2][0] == 2 * size
+    assert outcome.statistics.in_flight == 0

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from spdl_async._loops import LoopThread
-from spdl_async._plan.steps import Plan
+from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
@@ -154,15 +154,16 @@ def begin_pass(order: Order) -> int:
     Raises:
         RunStateError: the source is an iterator that an earlier pass has used up.
     """
-    source = order.plan.source
-    if source.single_use:
+    for source in sources_of(order.plan.source):
+        if not source.single_use:
+            continue
         if order.facts.source_used:
             raise RunStateError(
                 f"the source of {order.plan.name!r} is an iterator ({type(source.source).__name__}), "
                 f"which an earlier pass has used up; for several passes give add_source a list, "
                 f"another re-iterable, or a callable that returns a fresh iterator"
             )
-        order.facts.source_used = True
+    order.facts.source_used = True
     number = order.facts.next_epoch()
     return number if order.epoch is None else order.epoch
 

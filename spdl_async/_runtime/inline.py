@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-from collections.abc import AsyncIterable, Generator, Iterator
+from collections.abc import AsyncIterable, Generator, Iterator, Sequence
 from contextvars import Context
 from time import perf_counter as clock
 from typing import Any, Protocol
@@ -18,16 +18,20 @@ from spdl_async._plan.results import is_plain
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
+    ChainPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     OpPlan,
     Plan,
+    RoutePlan,
     StepPlan,
 )
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
 from spdl_async._runtime.inline_loop import InlineLoop, close
+from spdl_async._runtime.inline_shapes import PAUSE, InlineRoute, merged, outputs_of
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.ticket import Item, OpFailure
@@ -65,9 +69,27 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
-        self.chain: list[Items] = [read(self, self.stage(plan.source.op, "source"))]
-        for step in plan.steps:
-            self.chain.append(self.step(step, self.chain[-1]))
+        self.parts: list[Items] = []
+        self.last = self.lay(plan)
+
+    # The chain
+
+    def lay(self, chain: Plan | ChainPlan) -> Items:
+        """Make the generators of a chain; return the last."""
+        source = chain.source
+        if isinstance(source, MergePlan):
+            made = merged(self, source)
+        else:
+            made = read(self, source, self.stage(source.op, "source"))
+        self.parts.append(made)
+        return self.lay_steps(chain.steps, made)
+
+    def lay_steps(self, plans: Sequence[StepPlan], above: Items) -> Items:
+        """Make the generators of steps; return the last."""
+        for plan in plans:
+            above = self.step(plan, above)
+            self.parts.append(above)
+        return above
 
     # The face
 
@@ -77,7 +99,7 @@ class InlinePass:
             raise self.error
         began = clock()
         try:
-            item = next(self.chain[-1])
+            item = next(self.last)
         except StopIteration:
             if not self.over:
                 self.over = True
@@ -96,7 +118,7 @@ class InlinePass:
 
     def close(self) -> None:
         """Close the generators of the chain, those of user code included, and the loop."""
-        for part in reversed(self.chain):
+        for part in reversed(self.parts):
             part.close()
         self.loop.close()
         if self.finished is None:
@@ -156,6 +178,12 @@ class InlinePass:
         except BaseException as error:  # noqa: BLE001 -- recorded, as on the other faces
             judge.note(item, caught(error))
 
+    def check_budget(self, judge: Judge) -> None:
+        """Raise where more has failed than is allowed."""
+        error = judge.over_budget()
+        if error is not None:
+            raise error
+
     def finish(self, judge: Judge) -> None:
         """Raise what is wrong with a stage as a whole."""
         error = judge.at_end()
@@ -177,14 +205,20 @@ class InlinePass:
             return self.batches(plan, meter, above)
         if isinstance(plan, AggregatePlan):
             return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
+        if isinstance(plan, RoutePlan):
+            meter = Meter(plan.name, "route", 1)
+            self.meters.append(meter)
+            return InlineRoute(self, plan, meter, self.judges.of(plan.router)).items(above)
         return self.elements(self.stage(plan.op, "flatten"), above)
 
     def maps(self, stages: list[Stage], above: Items) -> Items:
         """Run 1→1 ops."""
         plain: set[type] = set()
         for item in above:
-            if all(self.call(stage, item, plain) for stage in stages):
+            if item is PAUSE or all(self.call(stage, item, plain) for stage in stages):
                 yield item
+                for _, _, judge in stages:  # after what was good, as on the other faces
+                    self.check_budget(judge)
         for _, _, judge in stages:
             self.finish(judge)
 
@@ -208,10 +242,9 @@ class InlinePass:
         if failure is not None:
             self.settle(judge, meter, item, failure)
             return False
-        if error_or_none := judge.over_budget():
-            raise error_or_none
         if value is DROP:
             self.dropped(meter)
+            self.check_budget(judge)
             return False
         meter.items_out += 1
         item.value = value
@@ -221,6 +254,9 @@ class InlinePass:
         """Run a 1→n op."""
         op, meter, judge = stage
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             context = self.context.copy()
             values: Iterator[Any] = iter(())
@@ -256,8 +292,7 @@ class InlinePass:
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)
-            elif error_or_none := judge.over_budget():
-                raise error_or_none
+            self.check_budget(judge)
         self.finish(judge)
 
     def values_of(self, op: OpPlan, value: Any) -> Iterator[Any]:
@@ -273,6 +308,9 @@ class InlinePass:
         """Make lists."""
         held: list[Item] = []
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             held.append(item)
             if len(held) == plan.size:
@@ -291,6 +329,9 @@ class InlinePass:
         aggregator = None
         members: list[Item] = []
         for item in self.with_end(above, plan.drop_last):
+            if item is PAUSE:
+                yield item
+                continue
             outputs: list[Any] = []
             failure = None
             began = clock()
@@ -303,7 +344,10 @@ class InlinePass:
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
             meter.busy += clock() - began
-            judge.count_calls(1)
+            if item is None and failure is None:
+                judge.count_flush()
+            else:
+                judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item or batch_of(members, None), failure)
                 continue
@@ -317,6 +361,7 @@ class InlinePass:
                 yield batch_of(members, value)
             if outputs:
                 members = []
+            self.check_budget(judge)
         self.finish(judge)
 
     def with_end(self, above: Items, drop_last: bool) -> Iterator[Item | None]:
@@ -329,6 +374,9 @@ class InlinePass:
         """Take lists and tuples apart."""
         _, meter, judge = stage
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             judge.count_calls(1)
             value = item.value
@@ -346,9 +394,5 @@ class InlinePass:
                 else:
                     child = item.child(element, (*item.path, ordinal), item.members)
                 yield child
+            self.check_budget(judge)
         self.finish(judge)
-
-
-def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
-    """Call an aggregator with an item, or to flush it."""
-    return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())

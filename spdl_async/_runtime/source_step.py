@@ -279,7 +279,7 @@ class SourceStep(Step):
             del good
             if error_or_none is not None:
                 return error_or_none
-            while self.untaken and self.out.room() <= 0:
+            while self.untaken >= MAX_CHUNK or (self.untaken and self.out.room() <= 0):
                 await self.signal.wait()
             began = clock()
             if began - resumed > SLICE_SECONDS:

@@ -111,7 +111,7 @@ def test_contract_1_drop_is_counted_from_any_user_code_and_only_at_the_top(face:
     from_source = drive(PipelineBuilder().add_source(source), face)
     assert from_source.result() == [0, 1]
     assert from_source.statistics.stage("source").dropped == 1
-    dropped_first: list[int | Drop] = [DROP] * 1000 + [1, DROP, 2]
+    dropped_first: list[int | Drop] = [*[DROP] * 1000, 1, DROP, 2]
     from_list = drive(PipelineBuilder().add_source(dropped_first), face)
     assert from_list.result() == [1, 2]
     assert from_list.statistics.stage("source").dropped == 1001

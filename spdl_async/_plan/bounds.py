@@ -7,6 +7,7 @@ from typing import Any
 
 from spdl_async._plan.filtering import AsyncFilter, Filter
 from spdl_async._plan.place import drains
+from spdl_async._plan.shapes import SHAPE_PLANS, shape_bound, shape_length
 from spdl_async._plan.steps import (
     FLATTEN_CHUNK,
     MAX_CHUNK,
@@ -42,6 +43,8 @@ def bounds(plan: Plan) -> tuple[Bound, ...]:
             found.append(Bound(step.name, step.bound, "open batch and small ones ahead"))
         elif isinstance(step, AggregatePlan):
             found.append(Bound(step.op.name, None, "whatever the aggregator holds"))
+        elif isinstance(step, SHAPE_PLANS):
+            found.append(Bound(step.name, *shape_bound(step)))
         else:
             found.append(Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart"))
     found.append(Bound("sink", plan.sink_size, "sink"))
@@ -64,6 +67,8 @@ def source_items_bound(plan: Plan) -> int | None:
         elif isinstance(step, BatchPlan):
             total += step.bound * each
             each *= step.size
+        elif isinstance(step, SHAPE_PLANS):
+            total += shape_bound(step)[0] * each
         else:
             return None
     return total + plan.sink_size * each
@@ -115,7 +120,14 @@ def hint(plan: Plan) -> int:
     if count is None:
         raise LengthUnknownError("the source has no len()")
     for step in plan.steps:
-        if isinstance(step, BatchPlan):
+        if isinstance(step, SHAPE_PLANS):
+            count = shape_length(step, count)
+        elif isinstance(step, BatchPlan) and step.within is not None:
+            raise LengthUnknownError(
+                f"stage {step.name!r} emits short batches after {step.within:g} s, so their number "
+                f"is not known"
+            )
+        elif isinstance(step, BatchPlan):
             count = count // step.size if step.drop_last else -(-count // step.size)
         elif isinstance(step, FlowPlan):
             raise LengthUnknownError(f"stage {step.op.name!r} makes any number of items of one")

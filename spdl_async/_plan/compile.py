@@ -16,6 +16,7 @@ from spdl_async._plan.classify import (
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
 from spdl_async._plan.place import choose_loop, drains
+from spdl_async._plan.shapes import plan_shape
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -29,6 +30,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.shapes import SHAPE_SPECS, check_within
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -100,6 +102,7 @@ def explicit_names(chain: ChainSpec) -> Iterable[tuple[str, object]]:
         if stage.name is not None:
             verb = stage.mode if isinstance(stage, PipeSpec) and stage.mode != "map" else "pipe"
             what = f"{verb}({op_name(stage.op)})" if isinstance(stage, PipeSpec) else "aggregate"
+            what = stage.text if isinstance(stage, SHAPE_SPECS) else what
             yield what, stage.name
 
 
@@ -145,6 +148,8 @@ def plan_stage(spec: StageSpec, scope: Scope, names: Names) -> Placed:
 
 def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
     """Plan one stage's step."""
+    if isinstance(spec, SHAPE_SPECS):
+        return plan_shape(spec, scope, names.give)
     policy, owner = resolve(spec.policy, spec.scope, scope)
     executor = (spec.scope or scope).executor
     if isinstance(spec, PipeSpec):
@@ -155,12 +160,20 @@ def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
         return FlattenPlan(op=op)
     name = names.give(spec.name, aggregate_name(spec))
     if spec.size is not None:
-        return BatchPlan(name=name, size=spec.size, drop_last=spec.drop_last)
+        return BatchPlan(
+            name=name, size=spec.size, drop_last=spec.drop_last, within=check_within(spec.within)
+        )
     make = classify_aggregator(spec.aggregator)
     op = OpPlan(name=name, kind="sync", call=make, policy=policy, scope=owner)
     # An aggregator's state cannot leave our memory, whatever the build's executor is.
     place = executor if executor is not None and drains(executor) else None
-    return AggregatePlan(op=op, make=make, drop_last=spec.drop_last, executor=place)
+    return AggregatePlan(
+        op=op,
+        make=make,
+        drop_last=spec.drop_last,
+        executor=place,
+        within=check_within(spec.within),
+    )
 
 
 def aggregate_name(spec: AggregateSpec) -> str:

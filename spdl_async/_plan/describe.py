@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spdl_async._plan.bounds import bounds, source_items_bound
 from spdl_async._plan.place import drains
+from spdl_async._plan.shapes import SHAPE_PLANS, shape_text
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -67,9 +68,14 @@ def step_text(step: StepPlan) -> str:
     """Return one line for a step."""
     if isinstance(step, BatchPlan):
         tail = ", last short batch dropped" if step.drop_last else ""
-        return f"{step.name}: lists of {step.size}, on the loop{tail}"
+        return f"{step.name}: lists of {step.size}, on the loop{tail}{within_text(step)}"
     if isinstance(step, AggregatePlan):
-        return f"{step.op.name}: aggregator, in a thread, one call at a time{policy_text(step.op)}"
+        return (
+            f"{step.op.name}: aggregator, in a thread, one call at a time{within_text(step)}"
+            f"{policy_text(step.op)}"
+        )
+    if isinstance(step, SHAPE_PLANS):
+        return shape_text(step)
     if isinstance(step, FlattenPlan):
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
     order = "input order" if step.ordered else "completion order"
@@ -83,11 +89,16 @@ def step_text(step: StepPlan) -> str:
     )
 
 
+def within_text(step: BatchPlan | AggregatePlan) -> str:
+    """Return how long the first item of a batch waits for others, where that is limited."""
+    return "" if step.within is None else f", short ones after {step.within:g} s"
+
+
 def mermaid(plan: Plan) -> str:
     """Return a plan as a Mermaid flow chart."""
     labels = [f"source: {plan.source.op.name}"]
     for step in plan.steps:
-        if isinstance(step, BatchPlan):
+        if isinstance(step, (BatchPlan, *SHAPE_PLANS)):
             labels.append(step.name)
         elif isinstance(step, MapPlan):
             names = " + ".join(op.name for op in step.ops)

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from spdl_async._plan.shapes import ShapePlan
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.stages import Scope
 
@@ -100,11 +101,12 @@ class FlowPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Gather lists of ``size``."""
+    """Gather lists of ``size``, short ones where the first item has waited ``within`` seconds."""
 
     name: str
     size: int
     drop_last: bool
+    within: float | None = None
 
     @property
     def bound(self) -> int:
@@ -120,6 +122,7 @@ class AggregatePlan:
     make: Callable[[], Any]
     drop_last: bool
     executor: Executor | None
+    within: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,7 @@ class FlattenPlan:
     op: OpPlan
 
 
-StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan
+StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan | ShapePlan
 
 
 @dataclass(frozen=True, kw_only=True)

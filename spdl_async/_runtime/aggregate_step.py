@@ -14,6 +14,7 @@ from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
 from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
@@ -61,10 +62,12 @@ class AggregateHop(BaseHop):
             if share >= step.share or now - announced > SHARE_SECONDS:
                 share = 0
                 announced = now
+                step.note_statistics()
                 step.wake()
             if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
                 step.wake()
                 return self.requeue()
+        step.note_statistics()
         return False
 
     def call(self, item: Item | None) -> Outcome:
@@ -73,8 +76,10 @@ class AggregateHop(BaseHop):
         try:
             if step.aggregator is None:
                 step.aggregator = step.make()
-            if item is None:
+                step.has_notes = has_notes(step.aggregator)
+            if item is None or item is step.tick:
                 outputs = list(step.aggregator.flush() or ())
+                step.note_statistics()  # before the last results can be seen
             else:
                 value, item.value = item.value, None
                 outputs = list(step.aggregator.accumulate(value) or ())
@@ -91,6 +96,8 @@ class AggregateStep(HoppingStep):
 
     What comes out belongs to every item accepted since the last output.
     """
+
+    tick: Item | None = None  # in the inbox, asks for a flush before the end
 
     def __init__(
         self,
@@ -117,11 +124,17 @@ class AggregateStep(HoppingStep):
         )
         self.make = make
         self.aggregator: Any = None
+        self.has_notes = False
         self.drop_last = drop_last
         self.outcomes: deque[Outcome] = deque()
         self.members: list[Item] = []
         self.last_members: list[Item] = []
         self.flushed = drop_last  # with drop_last there is nothing to wait for at the end
+
+    def note_statistics(self) -> None:
+        """Ask the aggregator what it has to say about itself; between its calls, in their thread."""
+        if self.has_notes:
+            self.meters[0].notes = notes_of(self.aggregator)
 
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)

@@ -15,6 +15,7 @@ from time import perf_counter as clock
 from typing import Any, Protocol
 
 from spdl_async._plan.results import is_plain
+from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -28,8 +29,10 @@ from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
 from spdl_async._runtime.inline_loop import InlineLoop, close
+from spdl_async._runtime.inline_shapes import Waiting, shape, timed_batches
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
@@ -174,7 +177,10 @@ class InlinePass:
         if isinstance(plan, BatchPlan):
             meter = Meter(plan.name, "batch", 1)
             self.meters.append(meter)
-            return self.batches(plan, meter, above)
+            make = self.batches if plan.within is None else timed_batches
+            return make(plan, meter, above)
+        if isinstance(plan, SHAPE_PLANS):
+            return shape(self, plan, above)
         if isinstance(plan, AggregatePlan):
             return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
         return self.elements(self.stage(plan.op, "flatten"), above)
@@ -290,7 +296,8 @@ class InlinePass:
         _, meter, judge = stage
         aggregator = None
         members: list[Item] = []
-        for item in self.with_end(above, plan.drop_last):
+        waiting = Waiting(plan.within)
+        for item in waiting.with_flushes(self.with_end(above, plan.drop_last)):
             outputs: list[Any] = []
             failure = None
             began = clock()
@@ -300,6 +307,8 @@ class InlinePass:
                     aggregator = context.run(plan.make)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)
+                if has_notes(aggregator):
+                    meter.notes = notes_of(aggregator)
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
             meter.busy += clock() - began
@@ -309,6 +318,7 @@ class InlinePass:
                 continue
             if item is not None:
                 members.append(item)
+            waiting.note(item, outputs)
             for value in outputs:
                 if value is DROP:
                     self.dropped(meter)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.shapes import ShapeSpec, check_within
 
 OutputOrder = Literal["input", "completion"]
 PipeMode = Literal["map", "filter", "expand"]
@@ -26,6 +27,7 @@ class Scope:
     policy: FailurePolicy = field(default_factory=FailurePolicy)
     executor: Executor | None = None
     num_threads: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,13 @@ class AggregateSpec:
     size: int | None = None
     aggregator: Any = None
     drop_last: bool = False
+    within: float | None = None
     name: str | None = None
     policy: FailurePolicy | None = None
     scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        check_within(self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +106,7 @@ class SinkSpec:
         check_count(self.buffer_size, "add_sink: buffer_size", at_most=1_000_000)
 
 
-StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec
+StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec
 
 
 @dataclass(frozen=True, kw_only=True)

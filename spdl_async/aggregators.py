@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 from spdl_async.errors import BuildError
+from spdl_async.spec.aggregator import Gathered
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -23,6 +24,16 @@ class ListAggregator(Generic[T_contra]):
 
     ``Any`` in the lists stands for the item type; the builder's ``aggregate`` puts it back.
     """
+
+    tells_members = True  # what it returns is Gathered
+
+    def __init__(self) -> None:
+        self._taken_in = 0
+
+    def _put(self, item: object, into: Gathered) -> None:
+        into.append(item)
+        into.numbers.append(self._taken_in)
+        self._taken_in += 1
 
     def accumulate(self, item: T_contra, /) -> list[list[Any]]:
         """Take one item; return the lists that are complete now."""
@@ -69,6 +80,7 @@ class BatchBy(ListAggregator[T_contra]):
         *,
         max_items: int | None = None,
     ) -> None:
+        super().__init__()
         check_callable(cost, "BatchBy: cost")
         check_limit(max_cost, "BatchBy: max_cost")
         if max_items is not None:
@@ -76,7 +88,7 @@ class BatchBy(ListAggregator[T_contra]):
         self._cost = cost
         self._max_cost = max_cost
         self._max_items = max_items
-        self._held: list[Any] = []
+        self._held = Gathered()
         self._total: float = 0
         self._batches = 0
         self._sum: float = 0
@@ -92,7 +104,7 @@ class BatchBy(ListAggregator[T_contra]):
         full: list[list[Any]] = []
         if self._held and self._total + cost > self._max_cost:
             full.append(self._take())
-        self._held.append(item)
+        self._put(item, self._held)
         self._total += cost
         if cost > self._max_cost:
             self._oversized += 1
@@ -110,7 +122,7 @@ class BatchBy(ListAggregator[T_contra]):
         return {"batches": self._batches, "filled": filled, "oversized": self._oversized}
 
     def _take(self) -> list[Any]:
-        held, self._held = self._held, []
+        held, self._held = self._held, Gathered()
         self._batches += 1
         self._sum += self._total
         self._total = 0
@@ -124,7 +136,7 @@ class Bucket:
 
     def __init__(self, size: int | None) -> None:
         self.size = size
-        self.items: list[Any] = []
+        self.items = Gathered()
         self.longest: float = 0
         self.total: float = 0
 
@@ -173,6 +185,7 @@ class BucketBy(ListAggregator[T_contra]):
         batch_size: int | Sequence[int] | None = None,
         max_cost: float | None = None,
     ) -> None:
+        super().__init__()
         check_callable(length, "BucketBy: length")
         self._length = length
         self._boundaries = checked_boundaries(boundaries)
@@ -204,7 +217,7 @@ class BucketBy(ListAggregator[T_contra]):
             longest = max(bucket.longest, length)
             if longest * (len(bucket.items) + 1) > limit:
                 full.append(self._take(bucket))
-        bucket.items.append(item)
+        self._put(item, bucket.items)
         bucket.longest = max(bucket.longest, length)
         bucket.total += length
         is_full = limit is not None and bucket.longest * len(bucket.items) >= limit
@@ -222,7 +235,7 @@ class BucketBy(ListAggregator[T_contra]):
         return {"batches": self._batches, "padding": padding}
 
     def _take(self, bucket: Bucket) -> list[Any]:
-        items, bucket.items = bucket.items, []
+        items, bucket.items = bucket.items, Gathered()
         self._batches += 1
         self._real += bucket.total
         self._padded += bucket.longest * len(items)

@@ -489,7 +489,7 @@ class PipelineBuilder(Generic[T_co]):
         >>> from spdl_async import PipelineBuilder
         >>> pipeline = PipelineBuilder().add_source(range(8)).shuffle(4, seed=0).build()
         >>> list(pipeline), list(pipeline)  # two epochs
-        ([2, 0, 4, 5, 3, 7, 6, 1], [2, 0, 4, 5, 3, 7, 6, 1])
+        ([2, 1, 0, 6, 5, 4, 7, 3], [1, 4, 0, 3, 6, 7, 5, 2])
         """
         return self._typed(ShuffleSpec(buffer_size=buffer_size, seed=seed, name=name))
 

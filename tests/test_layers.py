@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "spdl_async"
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "statistics": set(),
-    "aggregators": {"errors"},
+    "aggregators": {"spec", "errors"},
     "spec": {"errors"},
     "_plan": {"spec", "errors"},
     "_runtime": {"_plan", "spec", "errors", "statistics"},

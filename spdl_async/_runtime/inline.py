@@ -29,7 +29,7 @@ from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
 from spdl_async._runtime.inline_loop import InlineLoop, close
-from spdl_async._runtime.inline_shapes import Waiting, shape, timed_batches
+from spdl_async._runtime.inline_shapes import HeldItems, Waiting, shape, timed_batches
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
@@ -295,7 +295,7 @@ class InlinePass:
         """Run a user's aggregator."""
         _, meter, judge = stage
         aggregator = None
-        members: list[Item] = []
+        held = HeldItems()
         waiting = Waiting(plan.within)
         for item in waiting.with_flushes(self.with_end(above, plan.drop_last)):
             outputs: list[Any] = []
@@ -305,6 +305,7 @@ class InlinePass:
                 context = self.context.copy()
                 if aggregator is None:
                     aggregator = context.run(plan.make)
+                    held.told = getattr(aggregator, "tells_members", False)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)
                 if has_notes(aggregator):
@@ -314,19 +315,20 @@ class InlinePass:
             meter.busy += clock() - began
             judge.count_calls(1)
             if failure is not None:
-                self.settle(judge, meter, item or batch_of(members, None), failure)
+                self.settle(judge, meter, item or batch_of(held.all(), None), failure)
                 continue
             if item is not None:
-                members.append(item)
-            waiting.note(item, outputs)
+                held.add(item)
             for value in outputs:
                 if value is DROP:
                     self.dropped(meter)
                     continue
                 meter.items_out += 1
-                yield batch_of(members, value)
-            if outputs:
-                members = []
+                members, whole = held.take(value)
+                yield batch_of(members, whole)
+            waiting.note(item, outputs, held.since)
+        if plan.drop_last:
+            meter.dropped += held.count_if_told()
         self.finish(judge)
 
     def with_end(self, above: Items, drop_last: bool) -> Iterator[Item | None]:

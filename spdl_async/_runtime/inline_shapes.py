@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.shapes import EnumeratePlan, ShapePlan, ShufflePlan, SkipPlan, TakePlan
 from spdl_async._plan.steps import BatchPlan
+from spdl_async._runtime.aggregate_step import members_of
 from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.shape_step import draw_one, exchange, generator
@@ -103,6 +104,43 @@ def numbered(plan: EnumeratePlan, meter: Meter, above: Items) -> Items:
 # when the next item comes, without it, or at the end.
 
 
+class HeldItems:
+    """The items that an aggregator has taken in and not yet put out."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.items: dict[int, Item] = {}
+        self.arrived: dict[int, float] = {}
+        self.last: list[Item] = []
+        self.told = False
+
+    def add(self, item: Item) -> None:
+        """Hear of an item."""
+        self.items[self.number] = item
+        self.arrived[self.number] = monotonic()
+        self.number += 1
+
+    def all(self) -> list[Item]:
+        """Return the items that are held."""
+        return list(self.items.values())
+
+    def take(self, value: Any) -> tuple[list[Item], Any]:
+        """Return the items that an output belongs to, and the output as the consumer gets it."""
+        members, value = members_of(value, self.items)
+        self.arrived = {n: self.arrived[n] for n in self.items}
+        self.last = members or self.last  # further outputs of one call share the items of the first
+        return self.last, value
+
+    def count_if_told(self) -> int:
+        """Return how many items are held, where the aggregator tells."""
+        return len(self.items) if self.told else 0
+
+    @property
+    def since(self) -> float | None:
+        """When the item that is held longest came, where the aggregator tells."""
+        return next(iter(self.arrived.values()), None) if self.told else None
+
+
 class Waiting:
     """Tells whether the first item of the open batch has waited long enough."""
 
@@ -117,10 +155,13 @@ class Waiting:
             return False
         return monotonic() - self.since >= self.within
 
-    def note(self, item: Item | None, outputs: Sequence[Any]) -> None:
-        """Take note of a call; what an aggregator holds after an output only it knows."""
-        if item is None:
-            self.since = None
+    def note(self, item: Item | None, outputs: Sequence[Any], oldest: float | None) -> None:
+        """Take note of a call, and of the arrival of the item that is held longest where it is known.
+
+        What a user's aggregator holds after an output only it knows.
+        """
+        if oldest is not None or item is None:
+            self.since = oldest
         elif outputs or self.since is None:
             self.since = monotonic()
 

@@ -175,8 +175,9 @@ class TimedBatchStep(BatchStep):
 class TimedAggregateStep(AggregateStep):
     """A user's aggregator that is flushed when an item has waited ``within`` seconds in it.
 
-    What an aggregator holds only it knows. After an output the item that brought it about may be
-    still in it, so its time runs on; a flush that finds nothing does no harm.
+    What an aggregator of the user's holds only it knows. After an output the item that brought it about
+    may be still in it, so its time runs on; a flush that finds nothing does no harm. Those of ours
+    tell: there it is the item that is held longest whose time counts.
     """
 
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
@@ -185,6 +186,7 @@ class TimedAggregateStep(AggregateStep):
         self.deadline = Deadline(self.host.loop, self.on_due)
         self.tick = Item(None, -1, NO_ITEM, None, (), ())
         self.arrivals: deque[float] = deque()
+        self.arrived: dict[int, float] = {}  # of items by number, where the aggregator tells those
         self.waits = False  # a deadline is set, or its flush is on its way
         self.ticking = False
         self.ends_with_flush = False
@@ -219,15 +221,27 @@ class TimedAggregateStep(AggregateStep):
         if item is self.tick:
             self.settle_flush(values, bad)
             return
+        number = self.accepted_in_all
         super().settle_outcome(item, values, bad)
         if item is None:
             return
         arrived = self.arrivals.popleft()
         if self.input_ended or bad is not None:
             return
-        if values or not self.waits:
+        if self.exact:
+            self.arrived[number] = arrived
+            self.follow_oldest()
+        elif values or not self.waits:
             self.waits = True
             self.deadline.set(arrived + self.within)
+
+    def follow_oldest(self) -> None:
+        """Set the deadline by the item that is held longest."""
+        arrived, held = self.arrived, self.by_number
+        while arrived and (oldest := next(iter(arrived))) not in held:
+            del arrived[oldest]
+        if not self.ticking:
+            self.deadline.set(arrived[oldest] + self.within if arrived else None)
 
     def settle_flush(self, values: list[Any], bad: OpFailure | None) -> None:
         """Settle a flush that the clock asked for; the data go on after it."""
@@ -235,3 +249,5 @@ class TimedAggregateStep(AggregateStep):
         self.flushed = self.input_ended and not self.ends_with_flush
         self.ticking = self.waits = False
         self.deadline.set(None)
+        if self.exact and not self.input_ended:
+            self.follow_oldest()

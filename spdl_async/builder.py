@@ -413,9 +413,10 @@ class PipelineBuilder(Generic[T_co]):
             drop_last: drop a last batch that is not full (of an aggregator: do not flush it at the
                 end).
             within: seconds after which a batch is emitted although it is not full, counted from when
-                its first item came here; an aggregator is flushed then. While there is no room
-                below, the batch goes on filling. Such batches are not dropped by ``drop_last``. For
-                sources that pause, where a late result is worse than a small batch.
+                its first item came here (where there is no room below, as soon as there is); an
+                aggregator is flushed then. Such batches are not dropped by ``drop_last``. For
+                sources that pause, where a late result is worse than a small batch. With
+                ``run_sync(inline=True)`` it is looked at when the next item comes.
             name: the name in tables and messages.
             on_error: what a failure of an aggregator's call does; one in ``accumulate`` concerns
                 that item, one in ``flush`` the tail.
@@ -497,8 +498,9 @@ class PipelineBuilder(Generic[T_co]):
         """Keep the first ``n`` items, and end everything above as soon as the last of them is here.
 
         The source is closed at once, so it may be infinite; a failure above that comes after the
-        last item does not matter, though ``run.failures`` may list it, since stages run ahead.
-        With ``n=0`` the source is not even opened.
+        last item does not matter, though ``run.failures`` may list it, since stages run ahead, and a
+        budget of ``build(max_failures=)``, which stages below share, counts it. With ``n=0`` the
+        source is not even opened.
 
         Raises:
             BuildError: ``n`` is no int of at least 0.

@@ -260,7 +260,7 @@ def test_a_builder_of_a_narrower_type_is_one_of_a_wider() -> None:
 
 
 WRONG = """
-from spdl_async import PipelineBuilder
+from spdl_async import BatchBy, PipelineBuilder
 
 def decode(path: str) -> bytes:
     return b""
@@ -281,6 +281,12 @@ paths.pipe(decode, concurrency="3")  # error
 paths.pipe(decode, output_order="sorted")  # error
 paths.pipe(decode, on_error="ignore")  # error
 paths.aggregate("3")  # error
+paths.aggregate(3, within="1")  # error
+paths.shuffle()  # error
+paths.shuffle(3, seed="1")  # error
+paths.take("3")  # error
+paths.enumerate().pipe(decode)  # error
+PipelineBuilder().add_source([1]).aggregate(BatchBy(len, 3))  # error
 paths.build().run(loop="mine")  # error
 wrong: PipelineBuilder[int] = paths  # error
 for item in paths.build():

@@ -7,11 +7,12 @@ together, so that little of a padded batch is padding.
 
 from __future__ import annotations
 
+import copy
 import reprlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.aggregator import Gathered
@@ -28,6 +29,15 @@ class ListAggregator(Generic[T_contra]):
     tells_members = True  # what it returns is Gathered
 
     def __init__(self) -> None:
+        self._begin()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return a fresh one: a run's own, which shares the function and the limits."""
+        fresh = copy.copy(self)
+        fresh._begin()
+        return fresh
+
+    def _begin(self) -> None:
         self._taken_in = 0
 
     def _put(self, item: object, into: Gathered) -> None:
@@ -80,7 +90,6 @@ class BatchBy(ListAggregator[T_contra]):
         *,
         max_items: int | None = None,
     ) -> None:
-        super().__init__()
         check_callable(cost, "BatchBy: cost")
         check_limit(max_cost, "BatchBy: max_cost")
         if max_items is not None:
@@ -88,15 +97,15 @@ class BatchBy(ListAggregator[T_contra]):
         self._cost = cost
         self._max_cost = max_cost
         self._max_items = max_items
+        super().__init__()
+
+    def _begin(self) -> None:
+        super()._begin()
         self._held = Gathered()
         self._total: float = 0
         self._batches = 0
         self._sum: float = 0
         self._oversized = 0
-
-    def __deepcopy__(self, memo: object) -> BatchBy[T_contra]:
-        """Return a fresh one: a run's own, which shares the cost function."""
-        return BatchBy(self._cost, self._max_cost, max_items=self._max_items)
 
     def accumulate(self, item: T_contra, /) -> list[list[Any]]:
         """Take one item; return the lists that are complete now."""
@@ -185,7 +194,6 @@ class BucketBy(ListAggregator[T_contra]):
         batch_size: int | Sequence[int] | None = None,
         max_cost: float | None = None,
     ) -> None:
-        super().__init__()
         check_callable(length, "BucketBy: length")
         self._length = length
         self._boundaries = checked_boundaries(boundaries)
@@ -197,15 +205,14 @@ class BucketBy(ListAggregator[T_contra]):
                 "BucketBy: give batch_size=, max_cost= or both, else no list is ever full"
             )
         self._max_cost = max_cost
+        super().__init__()
+
+    def _begin(self) -> None:
+        super()._begin()
         self._buckets = [Bucket(size) for size in self._sizes]
         self._batches = 0
         self._real: float = 0
         self._padded: float = 0
-
-    def __deepcopy__(self, memo: object) -> BucketBy[T_contra]:
-        """Return a fresh one: a run's own, which shares the length function."""
-        sizes = None if self._sizes[0] is None else [size or 1 for size in self._sizes]
-        return BucketBy(self._length, self._boundaries, batch_size=sizes, max_cost=self._max_cost)
 
     def accumulate(self, item: T_contra, /) -> list[list[Any]]:
         """Take one item; return the lists that are complete now."""

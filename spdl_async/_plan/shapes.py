@@ -67,7 +67,7 @@ def plan_shape(
 def shape_text(step: ShapePlan) -> str:
     """Return one line for a step."""
     if isinstance(step, ShufflePlan):
-        return f"{step.name}: random order within {step.size} items, on the loop"
+        return f"{step.name}: random order within {step.size} items, on the loop, seed {step.key}"
     if isinstance(step, TakePlan):
         return f"{step.name}: the first {step.count} items, then the source is closed"
     if isinstance(step, SkipPlan):

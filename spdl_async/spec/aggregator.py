@@ -28,8 +28,9 @@ class Aggregator(Protocol[T_contra, U_co]):
     ...             pair, self.held = tuple(self.held), []
     ...             yield pair
     ...     def flush(self):
-    ...         if self.held:
-    ...             yield tuple(self.held)
+    ...         rest, self.held = self.held, []
+    ...         if rest:
+    ...             yield tuple(rest)
     >>> list(PipelineBuilder().add_source(range(5)).aggregate(Pairs).build())
     [(0, 1), (2, 3), (4,)]
     """

@@ -189,6 +189,23 @@ def test_drop_last_drops_and_counts_the_tail(face: Face) -> None:
     assert outcome.statistics.in_flight == 0
 
 
+class Marked(BatchBy[int]):
+    """One of the user's that adds to it."""
+
+    mark = 0
+
+    def statistics(self) -> dict[str, object]:
+        return {**super().statistics(), "mark": self.mark}
+
+
+def test_a_subclass_stays_one_in_a_pass() -> None:
+    marked = Marked(same, 3)
+    marked.mark = 7
+    outcome = drive(PipelineBuilder().add_source([1, 1, 1, 1]).aggregate(marked), Face.SYNC)
+    assert outcome.result() == [[1, 1, 1], [1]]
+    assert outcome.statistics.stage("Marked").notes["mark"] == 7
+
+
 # Failures
 
 

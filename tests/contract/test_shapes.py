@@ -384,7 +384,12 @@ def test_describe_names_them_and_their_bounds() -> None:
     pipeline = numbers(9).shuffle(4).skip(2).take(7).enumerate(1).build(seed=3)
     description = pipeline.describe()
     text = str(description)
-    for words in ("shuffle: random order within 4 items", "skip(2)", "take(7)", "enumerate(1)"):
+    for words in (
+        "shuffle: random order within 4 items, on the loop, seed 3/shuffle",
+        "skip(2)",
+        "take(7)",
+        "enumerate(1)",
+    ):
         assert words in text
     held = {bound.place: bound.elements for bound in description.bounds}
     assert (held["shuffle"], held["take(7)"], held["skip(2)"], held["enumerate(1)"]) == (4, 0, 0, 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import time
 from asyncio import TimerHandle
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import Context
 from typing import Any
@@ -261,6 +263,56 @@ def test_contract_1_with_a_long_time_within_changes_nothing(gather: Any, face: F
     assert outcome.statistics.in_flight == 0
     last = drive(builder.aggregate(gather, within=3600, drop_last=True), face).result()
     assert last == drive(builder.aggregate(gather, drop_last=True), face).result()
+
+
+def hurried(words: list[str], error: Exception | None = None) -> Callable[[], Iterator[str]]:
+    """Return a source that waits for a moment now and then, and may fail at its end."""
+
+    def read() -> Iterator[str]:
+        for number, word in enumerate(words):
+            if number % 17 == 5:
+                time.sleep(0.001)
+            yield word
+        if error is not None:
+            raise error
+
+    return read
+
+
+WORDS = [f"{n}." if n % 5 == 0 else "x" * (n % 4 + 1) for n in range(200)]
+GATHERERS: dict[str, Any] = {
+    "list": 3,
+    "long-list": 300,
+    "runs": Runs,
+    "holder": Holder,
+    "cost": BatchBy(len, 7),
+    "length": BucketBy(len, [1, 2], batch_size=4),
+}
+
+
+@pytest.mark.parametrize("face", FACES, ids=kind_id)
+@pytest.mark.parametrize("within", [1e-7, 0.0005])
+@pytest.mark.parametrize("name", GATHERERS)
+def test_contract_1_batches_in_a_hurry_lose_and_double_nothing(
+    name: str, within: float, face: Face
+) -> None:
+    def gathered(source: Any) -> PipelineBuilder[Any]:
+        builder: PipelineBuilder[Any] = PipelineBuilder().add_source(source)
+        return builder.aggregate(GATHERERS[name], within=within)
+
+    outcome = drive(gathered(hurried(WORDS)).pipe(list, concurrency=2), face)
+    items = [word for batch in outcome.result() for word in batch]
+    assert items == WORDS if name != "length" else sorted(items) == sorted(WORDS)
+    assert all(outcome.outputs)
+    assert outcome.statistics.in_flight == 0
+    error = ValueError("bad")
+    failed = drive(gathered(hurried(WORDS, error)), face)
+    assert failed.error is error
+    some = [word for batch in failed.outputs for word in batch]
+    if name == "length":
+        assert not Counter(some) - Counter(WORDS)
+    else:
+        assert some == WORDS[: len(some)]
 
 
 @pytest.mark.parametrize("gather", [10, Runs], ids=["list", "aggregator"])

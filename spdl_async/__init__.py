@@ -11,6 +11,8 @@ from spdl_async._plan.field import on as on
 from spdl_async._run import PipelineRun as PipelineRun
 from spdl_async._runtime.cancelled import cancelled as cancelled
 from spdl_async._sync import SyncPipelineRun as SyncPipelineRun
+from spdl_async.aggregators import BatchBy as BatchBy
+from spdl_async.aggregators import BucketBy as BucketBy
 from spdl_async.builder import PipelineBuilder as PipelineBuilder
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
@@ -36,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "DROP",
     "Aggregator",
+    "BatchBy",
+    "BucketBy",
     "BuildError",
     "CollateError",
     "DecodeError",

@@ -21,12 +21,14 @@ from fractions import Fraction
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from spdl_async._plan.compile import compile_chain
+from spdl_async.aggregators import ListAggregator
 from spdl_async.errors import BuildError, UnusedBuilderWarning
 from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.markers import Drop
 from spdl_async.spec.policy import FailurePolicy, OnError, parse_policy
+from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -107,6 +109,7 @@ class AggregateOptions(SourceOptions, total=False):
     """Options of ``aggregate``."""
 
     drop_last: bool
+    within: float | None
 
 
 class RouteOptions(SourceOptions, total=False):
@@ -418,6 +421,10 @@ class PipelineBuilder(Generic[T_co]):
     ) -> PipelineBuilder[list[T_co]]: ...
     @overload
     def aggregate(
+        self, aggregator: ListAggregator[T_co], /, **options: Unpack[AggregateOptions]
+    ) -> PipelineBuilder[list[T_co]]: ...
+    @overload
+    def aggregate(
         self, aggregator: Aggregator[T_co, U | Drop], /, **options: Unpack[AggregateOptions]
     ) -> PipelineBuilder[U]: ...
     @overload
@@ -433,6 +440,7 @@ class PipelineBuilder(Generic[T_co]):
         /,
         *,
         drop_last: bool = False,
+        within: float | None = None,
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
@@ -441,14 +449,21 @@ class PipelineBuilder(Generic[T_co]):
 
         Args:
             aggregator: a batch size; an ``Aggregator``, copied for each run; or a factory of one.
-            drop_last: drop a last batch that is not full (of an aggregator: do not flush it).
+            drop_last: drop a last batch that is not full (of an aggregator: do not flush it at the
+                end).
+            within: seconds after which a batch is emitted although it is not full, counted from when
+                its first item came here (where there is no room below, as soon as there is); an
+                aggregator is flushed then. Such batches are not dropped by ``drop_last``. For
+                sources that pause, where a late result is worse than a small batch. With
+                ``run_sync(inline=True)`` it is looked at when the next item comes.
             name: the name in tables and messages.
             on_error: what a failure of an aggregator's call does; one in ``accumulate`` concerns
                 that item, one in ``flush`` the tail.
             max_failures: failures that ``"skip"`` allows.
 
         Raises:
-            BuildError: the size is below 1, or this is no aggregator.
+            BuildError: the size is below 1, ``within`` is no finite number above 0, or this is no
+                aggregator.
 
         >>> from spdl_async import PipelineBuilder
         >>> list(PipelineBuilder().add_source(range(5)).aggregate(2, drop_last=True).build())
@@ -464,10 +479,12 @@ class PipelineBuilder(Generic[T_co]):
                 raise BuildError(
                     "aggregate: making lists cannot fail; on_error is for an Aggregator"
                 )
-            stage = AggregateSpec(size=int(aggregator), drop_last=drop_last, name=name)
+            stage = AggregateSpec(
+                size=int(aggregator), drop_last=drop_last, within=within, name=name
+            )
         else:
             stage = AggregateSpec(
-                aggregator=aggregator, drop_last=drop_last, name=name, policy=policy
+                aggregator=aggregator, drop_last=drop_last, within=within, name=name, policy=policy
             )
         return self._with_stage(stage)
 
@@ -601,6 +618,85 @@ class PipelineBuilder(Generic[T_co]):
         )
         return self._with_stage(spec)
 
+    def shuffle(
+        self, buffer_size: int, /, *, seed: int | None = None, name: str | None = None
+    ) -> PipelineBuilder[T_co]:
+        """Put items into a random order, within a window.
+
+        The buffer fills up before anything is emitted; then each item that comes takes the place of
+        a random one, which is emitted; at the end the rest comes in random order. So an item moves
+        forward by fewer than ``buffer_size`` places, and any way back: a buffer as large as the
+        data gives a uniform order, a small one leaves neighbours near each other. Shuffle a list of
+        shards or paths in the source too, where it can be had.
+
+        The order depends on the seed, the epoch's number, and the order of the stage above alone,
+        not on speed or concurrency. Put it where items are small: before the decoding, not after.
+        When the stages above fail, what the buffer holds is emitted first, then the failure:
+        every item before the failed one reaches you.
+
+        Args:
+            buffer_size: items that the buffer holds; 1 keeps the order.
+            seed: an int of at least 0; default: drawn from ``build(seed=)`` and the stage's name.
+                Stages with the same explicit seed draw the same numbers.
+            name: the name in tables and messages; default ``"shuffle"``.
+
+        Raises:
+            BuildError: the buffer's size is below 1, or the seed is no int of at least 0.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> pipeline = PipelineBuilder().add_source(range(8)).shuffle(4, seed=0).build()
+        >>> list(pipeline), list(pipeline)  # two epochs
+        ([2, 1, 0, 6, 5, 4, 7, 3], [1, 4, 0, 3, 6, 7, 5, 2])
+        """
+        return self._typed(ShuffleSpec(buffer_size=buffer_size, seed=seed, name=name))
+
+    def take(self, n: int, /) -> PipelineBuilder[T_co]:
+        """Keep the first ``n`` items, and end everything above as soon as the last of them is here.
+
+        The source is closed at once, so it may be infinite; a failure above that comes after the
+        last item does not matter, though ``run.failures`` may list it, since stages run ahead, and a
+        budget of ``build(max_failures=)``, which stages below share, counts it. With ``n=0`` the
+        source is not even opened.
+
+        Raises:
+            BuildError: ``n`` is no int of at least 0.
+
+        >>> import itertools
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(itertools.count()).take(3).build())
+        [0, 1, 2]
+        """
+        return self._typed(TakeSpec(count=n))
+
+    def skip(self, n: int, /) -> PipelineBuilder[T_co]:
+        """Drop the first ``n`` items; they are made by the stages above, and counted as dropped.
+
+        Raises:
+            BuildError: ``n`` is no int of at least 0.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(range(5)).skip(3).build())
+        [3, 4]
+        """
+        return self._typed(SkipSpec(count=n))
+
+    def enumerate(self, start: int = 0) -> PipelineBuilder[tuple[int, T_co]]:
+        """Make ``(number, item)`` of each item, numbered in the order in which they come here.
+
+        Raises:
+            BuildError: ``start`` is no int.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> list(PipelineBuilder().add_source(["a", "b"]).enumerate(1).build())
+        [(1, 'a'), (2, 'b')]
+        """
+        numbered: PipelineBuilder[tuple[int, T_co]] = self._with_stage(EnumerateSpec(start=start))
+        return numbered
+
+    def _typed(self, stage: StageSpec) -> PipelineBuilder[T_co]:
+        made: PipelineBuilder[T_co] = self._with_stage(stage)
+        return made
+
     def apply(
         self, fragment: Callable[[PipelineBuilder[T_co]], PipelineBuilder[U]], /
     ) -> PipelineBuilder[U]:
@@ -653,7 +749,8 @@ class PipelineBuilder(Generic[T_co]):
             executor: run all sync stages on this executor instead; never shut down by us.
             on_error: policy of the stages that have none of their own; default ``"raise"``.
             max_failures: their budget together; implies ``"skip"``.
-            seed: root of all randomness that is not seeded explicitly; ``None`` draws one.
+            seed: root of all randomness that is not seeded explicitly; ``None`` draws one, which
+                ``describe()`` shows. A pipeline that is built and then used as a source keeps its own.
             name: the pipeline's name in tables, messages and thread names.
 
         Raises:
@@ -677,13 +774,9 @@ class PipelineBuilder(Generic[T_co]):
         policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()
         if self._chain.source is BRANCH:
             raise BuildError("build: this is the builder of a branch; return it instead")
-        scope = Scope(policy=policy, executor=executor, num_threads=num_threads)
-        plan = compile_chain(
-            self._chain,
-            scope,
-            name=name or "pipeline",
-            seed=secrets.randbits(63) if seed is None else seed,
-        )
+        root = secrets.randbits(63) if seed is None else seed
+        scope = Scope(policy=policy, executor=executor, num_threads=num_threads, seed=root)
+        plan = compile_chain(self._chain, scope, name=name or "pipeline", seed=root)
         return Pipeline(plan, self._chain, scope)
 
     # Making builders
@@ -773,7 +866,7 @@ def stage_text(stage: StageSpec) -> str:
     if isinstance(stage, AggregateSpec):
         inner = stage.size if stage.size is not None else op_name(stage.aggregator)
         return f"aggregate({inner})"
-    return "disaggregate()"
+    return stage.text if isinstance(stage, SHAPE_SPECS) else "disaggregate()"
 
 
 def _calling_line() -> tuple[str, int]:

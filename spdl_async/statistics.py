@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+NO_NOTES: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class StageStatistics:
         waiting_room: seconds in which finished items waited for room below.
         queue: items that the stage holds now.
         peak_queue: the most that it held.
+        notes: what the stage has to say besides: an aggregator's own ``statistics()``.
     """
 
     name: str
@@ -74,6 +79,7 @@ class StageStatistics:
     waiting_room: float
     queue: int
     peak_queue: int
+    notes: Mapping[str, object] = field(default_factory=lambda: NO_NOTES)
 
     def utilization(self, elapsed: float) -> float:
         """Return how fully the stage was used, 0 to 1.
@@ -190,6 +196,7 @@ class RunStatistics:
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = [_line(head, widths), _line(tuple("-" * w for w in widths), widths)]
         lines += [_line(row, widths) for row in rows]
+        lines += [f"{s.name}: {_notes(s.notes)}" for s in self.stages if s.notes]
         rate = self.delivered / self.elapsed if self.elapsed > 0 else 0.0
         lines.append(
             f"{self.name}, epoch {self.epoch}: {self.delivered} delivered in {self.elapsed:.2f} s "
@@ -204,6 +211,13 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
+
+
+def _notes(notes: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{what} {value:.3g}" if isinstance(value, float) else f"{what} {value}"
+        for what, value in notes.items()
+    )
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -38,7 +38,12 @@ KINDS = (
     ("aggregate", "instance"),
     ("aggregate", "factory"),
     ("disaggregate", ""),
+    ("shuffle", "size"),
+    ("take", "size"),
+    ("skip", "size"),
+    ("enumerate", "size"),
 )
+SHAPES = ("shuffle", "take", "skip", "enumerate")
 
 
 @dataclass
@@ -97,8 +102,13 @@ class Outcome:
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, failures: bool, faces: tuple[str, ...] = FACES) -> Program:
-    """Draw a program; without ``failures`` no op fails and every drop is wanted."""
+def programs(
+    draw: st.DrawFn, *, failures: bool, endless: bool = False, faces: tuple[str, ...] = FACES
+) -> Program:
+    """Draw a program; without ``failures`` no op fails and every drop is wanted.
+
+    ``endless``: nothing in it ends an endless source.
+    """
     fails = st.sampled_from((0, 0, 0, 0, 300, 60, 60, 12, 2)) if failures else st.just(0)
     policies = st.sampled_from((None, None, "skip", "skip", "raise")) if failures else st.none()
     chain, story, exact, nested = Chain(), [], True, 0
@@ -116,6 +126,12 @@ def programs(draw: st.DrawFn, *, failures: bool, faces: tuple[str, ...] = FACES)
             nested = max(0, nested - 1)
             chain = chain.disaggregate()
             story.append("disaggregate()")
+            continue
+        if verb in SHAPES:
+            # Which items come first is known only where the order is; a number makes a pair of an item.
+            if exact and not (verb == "enumerate" and nested) and not (verb == "take" and endless):
+                chain = with_shape(chain, verb, draw)
+                story.append(f"{verb}({chain.steps[-1].argument}, {dict(chain.steps[-1].options)})")
             continue
         if not exact and nested:
             continue  # below a batch whose members vary, only their taking apart is comparable
@@ -150,6 +166,18 @@ def programs(draw: st.DrawFn, *, failures: bool, faces: tuple[str, ...] = FACES)
         uvloop=importlib.util.find_spec("uvloop") is not None and draw(st.booleans()),
         exact=exact,
     )
+
+
+def with_shape(chain: Chain, verb: str, draw: st.DrawFn) -> Chain:
+    """Add a verb that chooses, numbers or reorders items."""
+    if verb == "shuffle":
+        return chain.shuffle(
+            draw(st.sampled_from((1, 2, 5, 30, 300))), seed=draw(st.integers(0, 9))
+        )
+    if verb == "enumerate":
+        return chain.enumerate(draw(st.integers(-2, 2)))
+    count = draw(st.sampled_from((0, 1, 3, 10, 50)))
+    return chain.take(count) if verb == "take" else chain.skip(count)
 
 
 def argument_of(verb: str, kind: str, op: Op, exact: bool, draw: st.DrawFn) -> Any:

@@ -90,7 +90,10 @@ def test_contract_5_6_7_failures_are_those_of_plain_loops(program: Program) -> N
     with check_leaks():
         seen = in_time(lambda: one_pass(program), program)
     assert_as_expected(seen, expected, program)
-    if seen.run is not None and program.exact and expected.error is None:
+    cut = any(
+        step.verb == "take" for step in program.chain.steps
+    )  # stages may have run ahead of it
+    if seen.run is not None and program.exact and expected.error is None and not cut:
         assert seen.run.statistics().failures == expected.failed
 
 
@@ -99,7 +102,12 @@ HOW = st.sampled_from(("leave", "close", "raise", "cancel"))
 
 
 @settings(PROFILE, max_examples=EXAMPLES)
-@given(program=programs(failures=False), kind=st.sampled_from(LAZY), taken=TAKEN, how=HOW)
+@given(
+    program=programs(failures=False, endless=True),
+    kind=st.sampled_from(LAZY),
+    taken=TAKEN,
+    how=HOW,
+)
 def test_contract_13_14_an_endless_source_stops_at_any_point(
     program: Program, kind: str, taken: int, how: str
 ) -> None:

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "spdl_async"
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "statistics": set(),
+    "aggregators": {"spec", "errors"},
     "spec": {"errors"},
     "_plan": {"spec", "errors"},
     "_runtime": {"_plan", "spec", "errors", "statistics"},
@@ -23,7 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "_sync": {"_run", "_start", "errors", "statistics"},
     "pipeline": {"_run", "_sync", "_start", "_plan", "spec", "errors"},
     "merging": {"spec", "errors"},
-    "builder": {"merging", "pipeline", "_plan", "spec", "errors"},
+    "builder": {"merging", "pipeline", "aggregators", "_plan", "spec", "errors"},
 }
 PUBLIC = "the public API"
 # The extension packages use what ``spdl_async`` itself exports, and what stands here.

@@ -7,6 +7,7 @@ from typing import Any
 
 from spdl_async._plan.filtering import AsyncFilter, Filter
 from spdl_async._plan.place import drains
+from spdl_async._plan.shapes import SHAPE_PLANS, shape_bound, shape_length
 from spdl_async._plan.steps import (
     FLATTEN_CHUNK,
     MAX_CHUNK,
@@ -65,6 +66,8 @@ def _bound_of(step: StepPlan) -> Bound:
         return Bound(step.op.name, None, "whatever the aggregator holds")
     if isinstance(step, RoutePlan):
         return Bound(step.name, step.bound, "in the branches, or waiting for an earlier one")
+    if isinstance(step, SHAPE_PLANS):
+        return Bound(step.name, *shape_bound(step))
     return Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart")
 
 
@@ -105,6 +108,8 @@ def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
             isinstance(inner, (MapPlan, RoutePlan)) for inner in steps_of([step])
         ):
             total += step.bound * each
+        elif isinstance(step, SHAPE_PLANS):
+            total += shape_bound(step)[0] * each
         else:
             return None
     return total, each
@@ -159,7 +164,14 @@ def hint(plan: Plan | ChainPlan) -> int:
     """
     count = _count_read(plan.source)
     for step in plan.steps:
-        if isinstance(step, BatchPlan):
+        if isinstance(step, SHAPE_PLANS):
+            count = shape_length(step, count)
+        elif isinstance(step, BatchPlan) and step.within is not None:
+            raise LengthUnknownError(
+                f"stage {step.name!r} emits short batches after {step.within:g} s, so their number "
+                f"is not known"
+            )
+        elif isinstance(step, BatchPlan):
             count = count // step.size if step.drop_last else -(-count // step.size)
         elif not isinstance(step, MapPlan):
             raise LengthUnknownError(_why_any(step))

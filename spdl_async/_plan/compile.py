@@ -18,6 +18,7 @@ from spdl_async._plan.fuse import Placed, fuse
 from spdl_async._plan.names import Names, aggregate_name, explicit_names, specs_of, stage_name
 from spdl_async._plan.place import choose_loop, drains
 from spdl_async._plan.routing import Table, as_router
+from spdl_async._plan.shapes import EnumeratePlan, SkipPlan, TakePlan, plan_shape
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -36,6 +37,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec, check_within
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -127,7 +129,7 @@ def plan_merge(spec: MergeSpec, scope: Scope, names: Names, placed: list[Placed]
         branches=branches,
         weights=spec.weights,
         stop=spec.stop,
-        seed=spec.seed,
+        key=f"{(spec.scope or scope).seed}/{name}" if spec.seed is None else f"{spec.seed}",
         strict=spec.strict,
     )
 
@@ -167,8 +169,12 @@ def check_branch(plan: RoutePlan, where: str, steps: Iterable[StepPlan]) -> None
     """Refuse a stage that a branch cannot have: one that waits for items which order holds back."""
     spreads, mixed = None, None
     for step in steps_of(steps):
-        one_to_one = isinstance(step, (MapPlan, RoutePlan))
-        if plan.batched and not one_to_one:
+        if isinstance(step, TakePlan):
+            raise BuildError(
+                f"{where}: take ends everything above it, the other branches too; put it below the route"
+            )
+        one_to_one = isinstance(step, (MapPlan, RoutePlan, SkipPlan, EnumeratePlan))
+        if plan.batched and not isinstance(step, (MapPlan, RoutePlan)):
             raise BuildError(
                 f"{where}: with batched=True each list that goes in must come back, so a branch has "
                 f"1→1 stages only; {stage_name(step)!r} is none"
@@ -222,7 +228,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
 
 
 def plan_stage(
-    spec: PipeSpec | AggregateSpec | DisaggregateSpec, scope: Scope, names: Names
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec, scope: Scope, names: Names
 ) -> Placed:
     """Plan one stage, whether it may be fused with its neighbours, and which build it is of."""
     step = plan_step(spec, scope, names)
@@ -233,9 +239,11 @@ def plan_stage(
 
 
 def plan_step(
-    spec: PipeSpec | AggregateSpec | DisaggregateSpec, scope: Scope, names: Names
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec, scope: Scope, names: Names
 ) -> StepPlan:
     """Plan one stage's step."""
+    if isinstance(spec, SHAPE_SPECS):
+        return plan_shape(spec, scope, names.give)
     policy, owner = resolve(spec.policy, spec.scope, scope)
     executor = (spec.scope or scope).executor
     if isinstance(spec, PipeSpec):
@@ -246,12 +254,20 @@ def plan_step(
         return FlattenPlan(op=op)
     name = names.give(spec.name, aggregate_name(spec))
     if spec.size is not None:
-        return BatchPlan(name=name, size=spec.size, drop_last=spec.drop_last)
+        return BatchPlan(
+            name=name, size=spec.size, drop_last=spec.drop_last, within=check_within(spec.within)
+        )
     make = classify_aggregator(spec.aggregator)
     op = OpPlan(name=name, kind="sync", call=make, policy=policy, scope=owner)
     # An aggregator's state cannot leave our memory, whatever the build's executor is.
     place = executor if executor is not None and drains(executor) else None
-    return AggregatePlan(op=op, make=make, drop_last=spec.drop_last, executor=place)
+    return AggregatePlan(
+        op=op,
+        make=make,
+        drop_last=spec.drop_last,
+        executor=place,
+        within=check_within(spec.within),
+    )
 
 
 def plan_pipe(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from spdl_async._plan.bounds import bounds, source_items_bound
 from spdl_async._plan.place import drains
+from spdl_async._plan.shapes import SHAPE_PLANS, shape_text
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -106,9 +107,14 @@ def step_text(step: StepPlan) -> str:
     """Return one line for a step."""
     if isinstance(step, BatchPlan):
         tail = ", last short batch dropped" if step.drop_last else ""
-        return f"{step.name}: lists of {step.size}, on the loop{tail}"
+        return f"{step.name}: lists of {step.size}, on the loop{tail}{within_text(step)}"
     if isinstance(step, AggregatePlan):
-        return f"{step.op.name}: aggregator, in a thread, one call at a time{policy_text(step.op)}"
+        return (
+            f"{step.op.name}: aggregator, in a thread, one call at a time{within_text(step)}"
+            f"{policy_text(step.op)}"
+        )
+    if isinstance(step, SHAPE_PLANS):
+        return shape_text(step)
     if isinstance(step, FlattenPlan):
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
     order = "input order" if step.ordered else "completion order"
@@ -122,6 +128,11 @@ def step_text(step: StepPlan) -> str:
         f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}"
         f"{policy_text(ops[0])}"
     )
+
+
+def within_text(step: BatchPlan | AggregatePlan) -> str:
+    """Return how long the first item of a batch waits for others, where that is limited."""
+    return "" if step.within is None else f", short ones after {step.within:g} s"
 
 
 def mermaid(plan: Plan) -> str:
@@ -177,7 +188,7 @@ def _clean(text: str) -> str:
 
 
 def _label(step: StepPlan) -> str:
-    if isinstance(step, (BatchPlan, RoutePlan)):
+    if isinstance(step, (BatchPlan, RoutePlan, *SHAPE_PLANS)):
         return step.name
     if isinstance(step, MapPlan):
         return f"{' + '.join(op.name for op in step.ops)} ×{step.concurrency}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import BatchPlan, MapPlan, RoutePlan, StepPlan
 from spdl_async.errors import BuildError
+from spdl_async.spec.shapes import SHAPE_SPECS
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -58,6 +60,7 @@ def explicit_names(chain: ChainSpec) -> Iterable[tuple[str, object]]:
         if stage.name is not None:
             verb = stage.mode if isinstance(stage, PipeSpec) and stage.mode != "map" else "pipe"
             what = f"{verb}({op_name(stage.op)})" if isinstance(stage, PipeSpec) else "aggregate"
+            what = stage.text if isinstance(stage, SHAPE_SPECS) else what
             yield what, stage.name
 
 
@@ -79,7 +82,7 @@ def stage_name(step: StepPlan) -> str:
     """Return the name of a step, that of its last op."""
     if isinstance(step, MapPlan):
         return step.ops[-1].name
-    return step.name if isinstance(step, (BatchPlan, RoutePlan)) else step.op.name
+    return step.name if isinstance(step, (BatchPlan, RoutePlan, *SHAPE_PLANS)) else step.op.name
 
 
 def aggregate_name(spec: AggregateSpec) -> str:

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from spdl_async._plan.shapes import ShapePlan
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.stages import Scope
 
@@ -100,11 +101,12 @@ class FlowPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Gather lists of ``size``."""
+    """Gather lists of ``size``, short ones where the first item has waited ``within`` seconds."""
 
     name: str
     size: int
     drop_last: bool
+    within: float | None = None
 
     @property
     def bound(self) -> int:
@@ -120,6 +122,7 @@ class AggregatePlan:
     make: Callable[[], Any]
     drop_last: bool
     executor: Executor | None
+    within: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,7 @@ class RoutePlan:
         return max(self.floor, MAX_WINDOW * len(self.branches))
 
 
-StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan | RoutePlan
+StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan | ShapePlan | RoutePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +179,14 @@ class ChainPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan:
-    """Bring the items of several chains together. Attributes as of ``MergeSpec``."""
+    """Bring the items of several chains together, as ``MergeSpec`` says; ``key`` is the draws' seed."""
 
     op: OpPlan
     how: Literal["turns", "mix", "zip"]
     branches: tuple[ChainPlan, ...]
     weights: tuple[float, ...] | None
     stop: Literal["all", "first"]
-    seed: int | None
+    key: str
     strict: bool
 
     def reads(self, branch: int) -> bool:

@@ -14,9 +14,11 @@ from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
 from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
+from spdl_async.spec.aggregator import Gathered
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
@@ -61,10 +63,12 @@ class AggregateHop(BaseHop):
             if share >= step.share or now - announced > SHARE_SECONDS:
                 share = 0
                 announced = now
+                step.note_statistics()
                 step.wake()
             if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
                 step.wake()
                 return self.requeue()
+        step.note_statistics()
         return False
 
     def call(self, item: Item | None) -> Outcome:
@@ -73,8 +77,11 @@ class AggregateHop(BaseHop):
         try:
             if step.aggregator is None:
                 step.aggregator = step.make()
-            if item is None:
+                step.has_notes = has_notes(step.aggregator)
+                step.exact = getattr(step.aggregator, "tells_members", False)
+            if item is None or item is step.tick:
                 outputs = list(step.aggregator.flush() or ())
+                step.note_statistics()  # before the last results can be seen
             else:
                 value, item.value = item.value, None
                 outputs = list(step.aggregator.accumulate(value) or ())
@@ -86,11 +93,23 @@ class AggregateHop(BaseHop):
         return item, outputs, None
 
 
+def members_of(value: Any, held: dict[int, Item]) -> tuple[list[Item], Any]:
+    """Take the items of an output out of those that are held; return them and a plain list."""
+    if type(value) is not Gathered:
+        members = list(held.values())
+        held.clear()
+        return members, value
+    found = (held.pop(number, None) for number in value.numbers)
+    return [item for item in found if item is not None], list(value)
+
+
 class AggregateStep(HoppingStep):
     """Gathers items by an :class:`~spdl_async.Aggregator`.
 
     What comes out belongs to every item accepted since the last output.
     """
+
+    tick: Item | None = None  # in the inbox, asks for a flush before the end
 
     def __init__(
         self,
@@ -117,11 +136,20 @@ class AggregateStep(HoppingStep):
         )
         self.make = make
         self.aggregator: Any = None
+        self.has_notes = False
+        self.exact = False
+        self.accepted_in_all = 0
+        self.by_number: dict[int, Item] = {}
         self.drop_last = drop_last
         self.outcomes: deque[Outcome] = deque()
         self.members: list[Item] = []
         self.last_members: list[Item] = []
         self.flushed = drop_last  # with drop_last there is nothing to wait for at the end
+
+    def note_statistics(self) -> None:
+        """Ask the aggregator what it has to say about itself; between its calls, in their thread."""
+        if self.has_notes:
+            self.meters[0].notes = notes_of(self.aggregator)
 
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)
@@ -189,7 +217,7 @@ class AggregateStep(HoppingStep):
         judge.count_calls(1)
         meter.failed += 1
         if item is None:
-            tail = batch_of(self.members, None)
+            tail = batch_of(self.members or list(self.by_number.values()), None)
             self.drop_tail()
             self.fatal = judge.verdict(tail, failure)
         else:
@@ -197,12 +225,18 @@ class AggregateStep(HoppingStep):
             self.host.ledger.release(item)
 
     def join(self, item: Item) -> None:
-        """Let an item belong to the next output."""
+        """Let an item belong to the next output, or to the one that says so."""
+        if self.exact:
+            self.by_number[self.accepted_in_all] = item
+            self.accepted_in_all += 1
+            return
         self.members.append(item)
         shorten(self.members, self.host.ledger)
 
     def wrap(self, values: list[Any]) -> list[Item]:
         """Make items of outputs; the first takes the members, the others share them."""
+        if self.exact:
+            return [self.wrap_exact(value) for value in values]
         members = self.members
         if members:
             self.members = []
@@ -218,8 +252,18 @@ class AggregateStep(HoppingStep):
             items.append(batch_of(members, value))
         return items
 
+    def wrap_exact(self, value: Any) -> Item:
+        """Make an item of an output that says which items it is made of."""
+        members, value = members_of(value, self.by_number)
+        shorten(members, self.host.ledger)
+        return batch_of(members, value)
+
     def drop_tail(self) -> None:
         """Account for items that no output took along."""
+        for member in self.by_number.values():
+            self.meters[0].dropped += 1
+            self.host.ledger.release(member)
+        self.by_number.clear()
         for member in self.members:
             self.host.ledger.release(member)
         self.members = []

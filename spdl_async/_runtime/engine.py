@@ -274,11 +274,16 @@ class Engine:
             stages=tuple(shot for step in self.steps for shot in step.statistics()),
             delivered=self.handover.delivered,
             consumer_waiting=self.handover.waiting,
-            in_flight=self.ledger.opened - self.ledger.closed,
+            in_flight=0 if self.all_delivered else self.ledger.opened - self.ledger.closed,
             peak_in_flight=self.ledger.peak,
             failures=self.log.total,
             threads=self.plan.num_threads,
         )
+
+    @property
+    def all_delivered(self) -> bool:
+        """Whether the consumer has every result: what take or a failure left above comes no more."""
+        return self.handover.ended and not self.handover.buffer
 
     def end_time(self) -> float:
         """Return when the pass ended, for its consumer; now, while it has not."""

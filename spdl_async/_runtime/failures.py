@@ -205,7 +205,8 @@ class Judges:
     def at_end(self) -> BaseException | None:
         """Return the error of a shared budget that is spent at the end of the pass."""
         for budget in self._shared.values():
-            if budget.spent(at_end=True):
+            # A spent number has ended the pass where it was spent, unless a take had cut that off.
+            if isinstance(budget.limit, Fraction) and budget.spent(at_end=True):
                 return budget.error(self.log)
         return None
 

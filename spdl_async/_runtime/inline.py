@@ -15,6 +15,7 @@ from time import perf_counter as clock
 from typing import Any, Protocol
 
 from spdl_async._plan.results import is_plain
+from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -28,12 +29,21 @@ from spdl_async._plan.steps import (
     StepPlan,
 )
 from spdl_async._runtime import flow
-from spdl_async._runtime.batch_step import batch_of, not_a_list
+from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
+from spdl_async._runtime.inline_branches import (
+    PAUSE,
+    InlineRoute,
+    batches,
+    elements,
+    merged,
+    outputs_of,
+)
 from spdl_async._runtime.inline_loop import InlineLoop, close
-from spdl_async._runtime.inline_branches import PAUSE, InlineRoute, merged, outputs_of
+from spdl_async._runtime.inline_shapes import HeldItems, Waiting, shape, timed_batches
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
@@ -70,6 +80,7 @@ class InlinePass:
         self.over = False
         self.error: BaseException | None = None
         self.parts: list[Items] = []
+        self.fed_by: dict[Items, tuple[Items, ...]] = {}
         self.last = self.lay(plan)
 
     # The chain
@@ -87,9 +98,17 @@ class InlinePass:
     def lay_steps(self, plans: Sequence[StepPlan], above: Items) -> Items:
         """Make the generators of steps; return the last."""
         for plan in plans:
-            above = self.step(plan, above)
-            self.parts.append(above)
+            made = self.step(plan, above)
+            self.fed_by[made] = (above,)
+            self.parts.append(made)
+            above = made
         return above
+
+    def close_from(self, part: Items) -> None:
+        """Close a generator and all that feed it."""
+        part.close()
+        for above in self.fed_by.get(part, ()):
+            self.close_from(above)
 
     # The face
 
@@ -202,14 +221,17 @@ class InlinePass:
         if isinstance(plan, BatchPlan):
             meter = Meter(plan.name, "batch", 1)
             self.meters.append(meter)
-            return self.batches(plan, meter, above)
+            make = batches if plan.within is None else timed_batches
+            return make(plan, meter, above)
+        if isinstance(plan, SHAPE_PLANS):
+            return shape(self, plan, above)
         if isinstance(plan, AggregatePlan):
             return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
         if isinstance(plan, RoutePlan):
             meter = Meter(plan.name, "route", 1)
             self.meters.append(meter)
             return InlineRoute(self, plan, meter, self.judges.of(plan.router)).items(above)
-        return self.elements(self.stage(plan.op, "flatten"), above)
+        return elements(self, self.stage(plan.op, "flatten"), above)
 
     def maps(self, stages: list[Stage], above: Items) -> Items:
         """Run 1→1 ops."""
@@ -304,31 +326,13 @@ class InlinePass:
             made = self.loop.wait_for(made)
         return self.loop.drive(made) if isinstance(made, AsyncIterable) else flow.iterate(made)
 
-    def batches(self, plan: BatchPlan, meter: Meter, above: Items) -> Items:
-        """Make lists."""
-        held: list[Item] = []
-        for item in above:
-            if item is PAUSE:
-                yield item
-                continue
-            meter.items_in += 1
-            held.append(item)
-            if len(held) == plan.size:
-                meter.items_out += 1
-                yield batch_of(held, [member.value for member in held])
-                held = []
-        if held and plan.drop_last:
-            meter.dropped += len(held)
-        elif held:
-            meter.items_out += 1
-            yield batch_of(held, [member.value for member in held])
-
     def aggregates(self, plan: AggregatePlan, stage: Stage, above: Items) -> Items:
         """Run a user's aggregator."""
         _, meter, judge = stage
         aggregator = None
-        members: list[Item] = []
-        for item in self.with_end(above, plan.drop_last):
+        held = HeldItems()
+        waiting = Waiting(plan.within)
+        for item in waiting.with_flushes(self.with_end(above, plan.drop_last)):
             if item is PAUSE:
                 yield item
                 continue
@@ -339,8 +343,11 @@ class InlinePass:
                 context = self.context.copy()
                 if aggregator is None:
                     aggregator = context.run(plan.make)
+                    held.told = getattr(aggregator, "tells_members", False)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)
+                if has_notes(aggregator):
+                    meter.notes = notes_of(aggregator)
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
             meter.busy += clock() - began
@@ -349,19 +356,21 @@ class InlinePass:
             else:
                 judge.count_calls(1)
             if failure is not None:
-                self.settle(judge, meter, item or batch_of(members, None), failure)
+                self.settle(judge, meter, item or batch_of(held.all(), None), failure)
                 continue
             if item is not None:
-                members.append(item)
+                held.add(item)
             for value in outputs:
                 if value is DROP:
                     self.dropped(meter)
                     continue
                 meter.items_out += 1
-                yield batch_of(members, value)
-            if outputs:
-                members = []
+                members, whole = held.take(value)
+                yield batch_of(members, whole)
+            waiting.note(item, outputs, held.since)
             self.check_budget(judge)
+        if plan.drop_last:
+            meter.dropped += held.count_if_told()
         self.finish(judge)
 
     def with_end(self, above: Items, drop_last: bool) -> Iterator[Item | None]:
@@ -369,30 +378,3 @@ class InlinePass:
         yield from above
         if not drop_last:
             yield None
-
-    def elements(self, stage: Stage, above: Items) -> Items:
-        """Take lists and tuples apart."""
-        _, meter, judge = stage
-        for item in above:
-            if item is PAUSE:
-                yield item
-                continue
-            meter.items_in += 1
-            judge.count_calls(1)
-            value = item.value
-            if not isinstance(value, (list, tuple)):
-                self.settle(judge, meter, item, OpFailure(*not_a_list(value)))
-                continue
-            for ordinal, element in enumerate(value):
-                if element is DROP:
-                    self.dropped(meter)
-                    continue
-                meter.items_out += 1
-                if item.members is not None and len(item.members) == len(value):
-                    member = item.members[ordinal]
-                    child = member.child(element, member.path, member.members)
-                else:
-                    child = item.child(element, (*item.path, ordinal), item.members)
-                yield child
-            self.check_budget(judge)
-        self.finish(judge)

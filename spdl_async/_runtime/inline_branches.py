@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from spdl_async._plan.steps import MergePlan, RoutePlan
-from spdl_async._runtime.batch_step import batch_of
+from spdl_async._plan.steps import BatchPlan, MergePlan, RoutePlan
+from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.merge_step import uneven
 from spdl_async._runtime.meter import Meter
@@ -15,9 +15,10 @@ from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async._runtime.turns import Turns
 from spdl_async._runtime.way import in_places
 from spdl_async.errors import RunStateError
+from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
-    from spdl_async._runtime.inline import InlinePass, Items
+    from spdl_async._runtime.inline import InlinePass, Items, Stage
 
 # What a branch yields when it has made everything of what it was fed; steps hand it on as it is.
 PAUSE: Final = Item(None, -1, None)
@@ -37,13 +38,16 @@ def merged(run: InlinePass, plan: MergePlan) -> Items:
     branches = {at: run.lay(branch) for at, branch in enumerate(plan.branches) if plan.reads(at)}
     _, meter, judge = run.stage(plan.op, plan.how if plan.how == "zip" else "merge")
     if plan.how == "zip":
-        return zipped(plan, list(branches.values()), meter, judge)
-    return in_turns(run, plan, branches, meter)
+        made = zipped(plan, list(branches.values()), meter, judge)
+    else:
+        made = in_turns(run, plan, branches, meter)
+    run.fed_by[made] = tuple(branches.values())
+    return made
 
 
 def in_turns(run: InlinePass, plan: MergePlan, branches: dict[int, Items], meter: Meter) -> Items:
     """Merge branches in turns or by draws."""
-    turns = Turns(plan, run.plan.seed, run.epoch)
+    turns = Turns(plan, run.epoch)
     while not turns.over:
         branch = turns.next()
         item = next(branches[branch], None)
@@ -176,3 +180,51 @@ class InlineRoute:
 def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
     """Call an aggregator with an item, or to flush it."""
     return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())
+
+
+def batches(plan: BatchPlan, meter: Meter, above: Items) -> Items:
+    """Make lists."""
+    held: list[Item] = []
+    for item in above:
+        if item is PAUSE:
+            yield item
+            continue
+        meter.items_in += 1
+        held.append(item)
+        if len(held) == plan.size:
+            meter.items_out += 1
+            yield batch_of(held, [member.value for member in held])
+            held = []
+    if held and plan.drop_last:
+        meter.dropped += len(held)
+    elif held:
+        meter.items_out += 1
+        yield batch_of(held, [member.value for member in held])
+
+
+def elements(run: InlinePass, stage: Stage, above: Items) -> Items:
+    """Take lists and tuples apart."""
+    _, meter, judge = stage
+    for item in above:
+        if item is PAUSE:
+            yield item
+            continue
+        meter.items_in += 1
+        judge.count_calls(1)
+        value = item.value
+        if not isinstance(value, (list, tuple)):
+            run.settle(judge, meter, item, OpFailure(*not_a_list(value)))
+            continue
+        for ordinal, element in enumerate(value):
+            if element is DROP:
+                run.dropped(meter)
+                continue
+            meter.items_out += 1
+            if item.members is not None and len(item.members) == len(value):
+                member = item.members[ordinal]
+                child = member.child(element, member.path, member.members)
+            else:
+                child = item.child(element, (*item.path, ordinal), item.members)
+            yield child
+        run.check_budget(judge)
+    run.finish(judge)

@@ -296,7 +296,7 @@ def make_merge(engine: Engine, plan: MergePlan, inputs: list[Channel], out: Outl
         meter=Meter(plan.op.name, plan.how if plan.how == "zip" else "merge", 1),
     )
     if isinstance(step, TurnStep):
-        step.turns = Turns(plan, engine.plan.seed, engine.epoch)
+        step.turns = Turns(plan, engine.epoch)
         step.to_first_end = plan.stop == "first"
     elif isinstance(step, ZipStep):
         step.strict = plan.strict

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter as clock
 
-from spdl_async.statistics import StageStatistics
+from spdl_async.statistics import NO_NOTES, StageStatistics
 
 
 class Meter:
@@ -16,7 +17,7 @@ class Meter:
 
     __slots__ = (
         "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out", "kind", "name",
-        "peak", "queue", "waiting_input", "waiting_room",
+        "notes", "peak", "queue", "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -33,6 +34,7 @@ class Meter:
         self.waiting_room = 0.0
         self.queue = 0
         self.peak = 0
+        self.notes: Mapping[str, object] = NO_NOTES
 
     def snapshot(self, busy: float = 0.0) -> StageStatistics:
         """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
@@ -49,6 +51,7 @@ class Meter:
             waiting_room=self.waiting_room,
             queue=self.queue,
             peak_queue=self.peak,
+            notes=self.notes,
         )
 
 

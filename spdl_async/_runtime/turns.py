@@ -15,14 +15,12 @@ class Turns:
         over: no branch gives any more.
     """
 
-    def __init__(self, plan: MergePlan, seed: int, epoch: int) -> None:
+    def __init__(self, plan: MergePlan, epoch: int) -> None:
         self.weights = plan.weights
         self.left = [at for at in range(len(plan.branches)) if plan.reads(at)]
         self.at = 0
         self.over = not self.left
-        # With a seed of the merge's own its place in the pipeline has no influence.
-        root = f"{seed}/{plan.op.name}" if plan.seed is None else str(plan.seed)
-        self.random = random.Random(f"{root}/{epoch}")
+        self.random = random.Random(f"{plan.key}/{epoch}")
         self.draws: Iterator[int] = iter(())
 
     def next(self) -> int:

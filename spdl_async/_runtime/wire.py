@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spdl_async._plan.place import drains
+from spdl_async._plan.shapes import EnumeratePlan, ShufflePlan, SkipPlan, TakePlan
 from spdl_async._plan.steps import (
     MAX_FLOW,
     AggregatePlan,
@@ -31,9 +32,11 @@ from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.merge_step import make_merge
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.route_step import RouteStep
+from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep, TakeStep
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
+from spdl_async._runtime.timed_step import TimedAggregateStep, TimedBatchStep
 
 if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
@@ -185,7 +188,10 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
 
 @make_step.register(BatchPlan)
 def _(plan: BatchPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return BatchStep(
+    make: Callable[..., Step] = BatchStep
+    if plan.within is not None:
+        make = functools.partial(TimedBatchStep, within=plan.within)
+    return make(
         engine,
         above,
         below,
@@ -198,7 +204,10 @@ def _(plan: BatchPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
 
 @make_step.register(AggregatePlan)
 def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return AggregateStep(
+    make: Callable[..., Step] = AggregateStep
+    if plan.within is not None:
+        make = functools.partial(TimedAggregateStep, within=plan.within)
+    return make(
         engine,
         above,
         below,
@@ -239,3 +248,27 @@ def _(plan: FlattenPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "flatten", 1),
     )
+
+
+@make_step.register(ShufflePlan)
+def _(plan: ShufflePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    meter = Meter(plan.name, "shuffle", 1)
+    return ShuffleStep(
+        engine, above, below, size=plan.size, key=plan.key, epoch=engine.epoch, meter=meter
+    )
+
+
+@make_step.register(TakePlan)
+def _(plan: TakePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    return TakeStep(engine, above, below, count=plan.count, meter=Meter(plan.name, "take", 1))
+
+
+@make_step.register(SkipPlan)
+def _(plan: SkipPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    return SkipStep(engine, above, below, count=plan.count, meter=Meter(plan.name, "skip", 1))
+
+
+@make_step.register(EnumeratePlan)
+def _(plan: EnumeratePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    meter = Meter(plan.name, "enumerate", 1)
+    return EnumerateStep(engine, above, below, start=plan.start, meter=meter)

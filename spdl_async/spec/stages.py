@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.shapes import ShapeSpec, check_within
 
 OutputOrder = Literal["input", "completion"]
 PipeMode = Literal["map", "filter", "expand"]
@@ -26,6 +27,7 @@ class Scope:
     policy: FailurePolicy = field(default_factory=FailurePolicy)
     executor: Executor | None = None
     num_threads: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,13 @@ class AggregateSpec:
     size: int | None = None
     aggregator: Any = None
     drop_last: bool = False
+    within: float | None = None
     name: str | None = None
     policy: FailurePolicy | None = None
     scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        check_within(self.within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +131,7 @@ class RouteSpec:
         return self.router.name
 
 
-StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | RouteSpec
+StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | RouteSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,17 @@ from typing import Any, Literal
 from spdl_async import PipelineBuilder
 from spdl_async.testing._reference import Expected, interpret
 
-Verb = Literal["pipe", "expand", "filter", "aggregate", "disaggregate"]
+Verb = Literal[
+    "pipe",
+    "expand",
+    "filter",
+    "aggregate",
+    "disaggregate",
+    "shuffle",
+    "take",
+    "skip",
+    "enumerate",
+]
 OnError = Literal["raise", "skip"]
 
 
@@ -67,6 +77,22 @@ class Chain:
         """Add ``PipelineBuilder.disaggregate``."""
         return self._with("disaggregate", None, {})
 
+    def shuffle(self, buffer_size: int, /, *, seed: int, **options: Any) -> Chain:
+        """Add ``PipelineBuilder.shuffle``; its order is exact, so it needs a seed."""
+        return self._with("shuffle", buffer_size, {"seed": seed, **options})
+
+    def take(self, n: int, /) -> Chain:
+        """Add ``PipelineBuilder.take``."""
+        return self._with("take", n, {})
+
+    def skip(self, n: int, /) -> Chain:
+        """Add ``PipelineBuilder.skip``."""
+        return self._with("skip", n, {})
+
+    def enumerate(self, start: int = 0) -> Chain:
+        """Add ``PipelineBuilder.enumerate``."""
+        return self._with("enumerate", start, {})
+
     def _with(self, verb: Verb, argument: Any, options: dict[str, Any]) -> Chain:
         step = Step(verb=verb, argument=argument, options=MappingProxyType(dict(options)))
         return Chain((*self.steps, step))
@@ -81,10 +107,18 @@ class Chain:
         return made
 
     def expected(
-        self, source: Any, /, *, on_error: OnError = "raise", source_on_error: OnError | None = None
+        self,
+        source: Any,
+        /,
+        *,
+        on_error: OnError = "raise",
+        source_on_error: OnError | None = None,
+        epoch: int = 0,
     ) -> Expected:
         """Run the chain over ``source`` in plain loops; see :func:`reference_run`."""
-        return reference_run(source, self, on_error=on_error, source_on_error=source_on_error)
+        return reference_run(
+            source, self, on_error=on_error, source_on_error=source_on_error, epoch=epoch
+        )
 
 
 def reference_run(
@@ -94,6 +128,7 @@ def reference_run(
     *,
     on_error: OnError = "raise",
     source_on_error: OnError | None = None,
+    epoch: int = 0,
 ) -> Expected:
     """Run a chain over a source in plain loops, one item at a time, and tell what comes out.
 
@@ -107,6 +142,11 @@ def reference_run(
         chain: the stages.
         on_error: policy of the stages, and of the source, that have none of their own.
         source_on_error: policy of the source.
+        epoch: number of the pass, which the order of ``shuffle`` depends on.
+
+    Raises:
+        BuildError: the chain has a ``shuffle`` without a seed or an ``aggregate(within=)``, which plain
+            loops cannot predict.
 
     >>> from spdl_async.testing import Chain, reference_run
     >>> expected = reference_run([4, 2, 0, 1], Chain().pipe(lambda x: 8 // x))
@@ -115,4 +155,4 @@ def reference_run(
     >>> reference_run([4, 2, 0, 1], Chain().pipe(lambda x: 8 // x), on_error="skip").outputs
     [2, 4, 8]
     """
-    return interpret(source, chain.steps, on_error, source_on_error or on_error)
+    return interpret(source, chain.steps, on_error, source_on_error or on_error, epoch)

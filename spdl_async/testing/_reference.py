@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from spdl_async import DROP, Aggregator, TooManyFailures
+from spdl_async import DROP, Aggregator, BuildError, TooManyFailures
+from spdl_async.testing._reference_shapes import SHAPES, shaped
 
 FAILURES_IN_A_ROW: Final = 100
 
@@ -65,14 +66,14 @@ END: Final[Any] = object()  # what comes after an iterator's last value
 
 
 def interpret(
-    source: Any, steps: Iterable[StepLike], on_error: str, source_on_error: str
+    source: Any, steps: Iterable[StepLike], on_error: str, source_on_error: str, epoch: int = 0
 ) -> Expected:
     """Run ``steps`` over ``source``, in a thread that has no loop yet."""
 
     def run() -> Expected:
         expected = Expected()
         with asyncio.Runner() as runner:
-            loops = _Loops(runner, expected, on_error)
+            loops = _Loops(runner, expected, on_error, epoch)
             values = loops.read(source, _Stage("source", source_on_error))
             for number, step in enumerate(steps):
                 values = loops.step(step, number, values)
@@ -99,17 +100,26 @@ class _Stage:
 class _Loops:
     """One generator a stage, each pulling from the one above."""
 
-    def __init__(self, runner: asyncio.Runner, expected: Expected, on_error: str) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, expected: Expected, on_error: str, epoch: int
+    ) -> None:
         self._runner = runner
         self._expected = expected
         self._on_error = on_error
+        self._epoch = epoch
 
     def step(self, step: StepLike, number: int, above: Iterator[Any]) -> Iterator[Any]:
         """Return the results of a step over the values above."""
         op = step.argument
         policy = step.options.get("on_error") or self._on_error
         stage = _Stage(f"{step.verb} {number}", policy)
+        if step.verb in SHAPES:
+            return shaped(step.verb, op, step.options, self._epoch, above)
         if step.verb == "aggregate":
+            if step.options.get("within") is not None:
+                raise BuildError(
+                    "reference_run: within= depends on time, which plain loops have not"
+                )
             if isinstance(op, int):
                 return self.batches(op, bool(step.options.get("drop_last")), above)
             return self.aggregates(op, bool(step.options.get("drop_last")), stage, above)

@@ -175,6 +175,20 @@ CHAINS: dict[str, Stages] = {
     "source-into-large-batches": lambda b: b.aggregate(700),
     "aggregator": lambda b: b.pipe(same).aggregate(Held).pipe(on_loop),
     "nothing": lambda b: b,
+    "shuffle": lambda b: b.shuffle(20).pipe(same),
+    "shuffle-of-batches": lambda b: b.aggregate(3).shuffle(4).pipe(len),
+    "shapes": lambda b: b.skip(2).take(10**9).enumerate().pipe(len),
+    "timed-batches": lambda b: b.aggregate(7, within=3600).pipe(len),
+    "timed-batches-now": lambda b: b.aggregate(7, within=1e-6).pipe(len),
+}
+WEIGHTS = {
+    "shuffle-of-batches": 3,
+    "shapes": 3,
+    "timed-batches": 7,
+    "timed-batches-now": 7,
+    "batches": 7,
+    "batches-of-batches": 12,
+    "mixed": 5,
 }
 WEIGHTS = {"source-into-large-batches": 700, "batches": 7, "batches-of-batches": 12, "mixed": 5}
 

@@ -348,3 +348,24 @@ def test_describe_shows_the_branches() -> None:
     assert made.describe().source_items_bound is not None
     mermaid = made.describe().mermaid
     assert mermaid.count("-->") == 4
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_take_in_a_branch_ends_that_branch_only(face: Face) -> None:
+    built = merged(
+        source(range(4)).pipe(lambda n: n),
+        source(lambda: itertools.count(100)).take(2),
+        source([7]),
+    )
+    outcome = drive(built, face)
+    assert outcome.result() == [0, 100, 7, 1, 101, 2, 3]
+    both = merged(source(lambda: itertools.count()), source([5, 6])).take(5)
+    assert drive(both, face).result() == [0, 5, 1, 6, 2]
+
+
+def test_a_merge_in_a_built_pipeline_keeps_its_seed() -> None:
+    drawn = merged(source(["a"] * 50), source(["b"] * 50), weights=[1, 1])
+    inner = drawn.build(seed=1)
+    one = list(PipelineBuilder().add_source(inner).build(seed=2))
+    other = list(PipelineBuilder().add_source(inner).build(seed=3))
+    assert one == other == list(drawn.build(seed=1))

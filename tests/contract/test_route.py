@@ -459,3 +459,30 @@ def test_lengths_types_and_description() -> None:
     text = str(built.describe())
     assert "branch 1\n      float: in threads" in text
     assert "-->|1|" in built.describe().mermaid
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_shapes_in_branches(face: Face) -> None:
+    built = numbers(12).route(
+        lambda n: n % 2, lambda b: b.skip(2), lambda b: b.enumerate(10).pipe(lambda pair: sum(pair))
+    )
+    expected = [n if n % 2 == 0 else n + 10 + n // 2 for n in range(12) if n % 2 or n >= 4]
+    outcome = drive(built, face)
+    assert outcome.result() == expected
+    assert outcome.statistics.in_flight == 0
+    mixed = numbers(40).route(
+        lambda n: n % 2, lambda b: b.shuffle(8), lambda b: b.aggregate(3, within=60),
+        output_order="completion",
+    )  # fmt: skip
+    result = drive(mixed, face).result()
+    assert sorted(x for x in result if isinstance(x, int)) == list(range(0, 40, 2))
+    assert [x for batch in result if isinstance(batch, list) for x in batch] == list(
+        range(1, 40, 2)
+    )
+
+
+def test_take_and_shuffle_are_refused_where_they_would_end_or_hold_up_the_others() -> None:
+    with pytest.raises(BuildError, match="put it below the route"):
+        numbers(9).route(abs, lambda b: b.take(2), output_order="completion").build()
+    with pytest.raises(BuildError, match="gathers items"):
+        numbers(9).route(abs, lambda b: b.shuffle(2)).build()

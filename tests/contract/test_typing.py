@@ -13,7 +13,17 @@ from typing import assert_type
 
 import pytest
 
-from spdl_async import DROP, Drop, Pipeline, PipelineBuilder, PipelineRun, SyncPipelineRun, on
+from spdl_async import (
+    DROP,
+    BatchBy,
+    BucketBy,
+    Drop,
+    Pipeline,
+    PipelineBuilder,
+    PipelineRun,
+    SyncPipelineRun,
+    on,
+)
 
 
 class Image:
@@ -168,6 +178,41 @@ def test_the_other_verbs_move_it() -> None:
     assert [len(batch) for batch in applied.build()] == [2, 1]
 
 
+def test_shapes_move_it() -> None:
+    shuffled = assert_type(paths().shuffle(2, seed=1), PipelineBuilder[str])
+    taken = assert_type(paths().take(2), PipelineBuilder[str])
+    skipped = assert_type(paths().skip(1), PipelineBuilder[str])
+    numbered = assert_type(paths().enumerate(1), PipelineBuilder[tuple[int, str]])
+    by_number = assert_type(numbered.pipe(lambda pair: pair[0]), PipelineBuilder[int])
+    timed = assert_type(paths().aggregate(2, within=60), PipelineBuilder[list[str]])
+    assert sorted(shuffled.build()) == ["a", "b", "c"]
+    assert list(taken.build()) == ["a", "b"]
+    assert list(skipped.build()) == ["b", "c"]
+    assert list(by_number.build()) == [1, 2, 3]
+    assert list(timed.build()) == [["a", "b"], ["c"]]
+
+
+def test_aggregators_by_cost_and_length_give_lists_of_it() -> None:
+    def area(image: Image) -> float:
+        return len(image.name)
+
+    by_cost = assert_type(paths().aggregate(BatchBy(len, 2)), PipelineBuilder[list[str]])
+    by_area = assert_type(images().aggregate(BatchBy(area, 2)), PipelineBuilder[list[Image]])
+    by_length = assert_type(
+        paths().aggregate(BucketBy(len, [4], batch_size=2), within=60), PipelineBuilder[list[str]]
+    )
+    by_lambda = assert_type(
+        images().aggregate(BucketBy(lambda image: len(image.name), [4], max_cost=2)),
+        PipelineBuilder[list[Image]],
+    )
+    kept: BatchBy[str] = BatchBy(len, 2)
+    by_value = assert_type(paths().aggregate(kept), PipelineBuilder[list[str]])
+    for one in (by_cost, by_length, by_value):
+        assert list(one.build()) == [["a", "b"], ["c"]]
+    for other in (by_area, by_lambda):
+        assert [len(batch) for batch in other.build()] == [2, 1]
+
+
 async def test_runs_give_it() -> None:
     pipeline = assert_type(images().aggregate(2).build(), Pipeline[list[Image]])
     seen = 0
@@ -215,7 +260,7 @@ def test_a_builder_of_a_narrower_type_is_one_of_a_wider() -> None:
 
 
 WRONG = """
-from spdl_async import PipelineBuilder
+from spdl_async import BatchBy, PipelineBuilder
 
 def decode(path: str) -> bytes:
     return b""
@@ -236,6 +281,12 @@ paths.pipe(decode, concurrency="3")  # error
 paths.pipe(decode, output_order="sorted")  # error
 paths.pipe(decode, on_error="ignore")  # error
 paths.aggregate("3")  # error
+paths.aggregate(3, within="1")  # error
+paths.shuffle()  # error
+paths.shuffle(3, seed="1")  # error
+paths.take("3")  # error
+paths.enumerate().pipe(decode)  # error
+PipelineBuilder().add_source([1]).aggregate(BatchBy(len, 3))  # error
 paths.build().run(loop="mine")  # error
 wrong: PipelineBuilder[int] = paths  # error
 for item in paths.build():

@@ -15,8 +15,8 @@ class Meter:
     """
 
     __slots__ = (
-        "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out", "kind", "name",
-        "peak", "queue", "waiting_input", "waiting_room",
+        "abandoned", "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
+        "kind", "name", "peak", "queue", "retried", "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -33,6 +33,8 @@ class Meter:
         self.waiting_room = 0.0
         self.queue = 0
         self.peak = 0
+        self.retried = 0
+        self.abandoned = 0
 
     def snapshot(self, busy: float = 0.0) -> StageStatistics:
         """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
@@ -49,6 +51,8 @@ class Meter:
             waiting_room=self.waiting_room,
             queue=self.queue,
             peak_queue=self.peak,
+            retried=self.retried,
+            abandoned=self.abandoned,
         )
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from spdl_async._runtime.asking import consult
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
@@ -89,6 +90,7 @@ class RouteStep(Step):
         self.input_ended = False
         self.closed = False
         self.fatal: BaseException | None = None
+        self.asking = False  # a user's function about a failure
         self.advancing = False
         self.room = Signal(host.loop)
 
@@ -264,6 +266,8 @@ class RouteStep(Step):
         if self.fatal is not None:
             if not self.ready:
                 self.end_with(self.fatal)
+        elif self.asking:
+            return
         elif not self.ready and not self.held and len(self.verdicts) == len(self.ends):
             self.closed = True
             own = (v for v in self.verdicts.values() if v is not None)
@@ -275,7 +279,7 @@ class RouteStep(Step):
         if not self.by_ways:
             self.look_for_failure(None)
         elif self.ordered:
-            while self.held and self.fatal is None:
+            while self.held and self.fatal is None and not self.asking:
                 way = self.held[0]
                 if way.results:
                     self.leave(way)
@@ -285,7 +289,7 @@ class RouteStep(Step):
                 self.held.popleft()
                 self.finish(way)
         else:
-            while self.done and self.fatal is None:
+            while self.done and self.fatal is None and not self.asking:
                 way = self.done.popleft()
                 self.held.remove(way)
                 self.finish(way)
@@ -326,12 +330,19 @@ class RouteStep(Step):
 
     def settle(self, item: Item, error: BaseException) -> None:
         """Apply the router's policy to what a branch has returned."""
-        self.meters[0].failed += 1
-        self.judge.count_calls(1)
-        self.fatal = self.judge.verdict(
-            item, OpFailure(error, f"{type(error).__name__}: {error}\n")
-        )
-        self.host.ledger.release(item)
+        failure = OpFailure(error, f"{type(error).__name__}: {error}\n")
+
+        def decide() -> None:
+            self.asking = False
+            self.meters[0].failed += 1
+            self.judge.count_calls(1)
+            self.fatal = self.judge.verdict(item, failure)
+            self.host.ledger.release(item)
+            self.advance_soon()
+
+        self.asking = consult(self, self.judge, item, failure, decide)
+        if not self.asking:
+            decide()
 
     def look_for_failure(self, head: Way | None) -> None:
         """Find the failure that ends the data: with input order, that of the first unfinished item."""

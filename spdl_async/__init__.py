@@ -20,6 +20,7 @@ from spdl_async.errors import DecodeError as DecodeError
 from spdl_async.errors import RunStateError as RunStateError
 from spdl_async.errors import ShutdownTimeout as ShutdownTimeout
 from spdl_async.errors import SpdlAsyncError as SpdlAsyncError
+from spdl_async.errors import StageTimeout as StageTimeout
 from spdl_async.errors import TooManyFailures as TooManyFailures
 from spdl_async.errors import UnusedBuilderWarning as UnusedBuilderWarning
 from spdl_async.merging import Merge as Merge
@@ -29,7 +30,10 @@ from spdl_async.pipeline import Pipeline as Pipeline
 from spdl_async.spec.aggregator import Aggregator as Aggregator
 from spdl_async.spec.markers import DROP as DROP
 from spdl_async.spec.markers import Drop as Drop
+from spdl_async.spec.policy import Failure as Failure
+from spdl_async.spec.policy import Retry as Retry
 from spdl_async.statistics import FailureRecord as FailureRecord
+from spdl_async.statistics import Failures as Failures
 from spdl_async.statistics import RunStatistics as RunStatistics
 from spdl_async.statistics import StageStatistics as StageStatistics
 
@@ -45,16 +49,20 @@ __all__ = [
     "DecodeError",
     "Description",
     "Drop",
+    "Failure",
     "FailureRecord",
+    "Failures",
     "Merge",
     "Pipeline",
     "PipelineBuilder",
     "PipelineRun",
+    "Retry",
     "RunStateError",
     "RunStatistics",
     "ShutdownTimeout",
     "SpdlAsyncError",
     "StageStatistics",
+    "StageTimeout",
     "SyncPipelineRun",
     "TooManyFailures",
     "UnusedBuilderWarning",

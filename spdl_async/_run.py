@@ -12,7 +12,7 @@ from typing import Generic, Literal, Self, TypeVar, cast
 
 from spdl_async._start import Order, Started
 from spdl_async.errors import RunStateError, ShutdownTimeout
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -185,7 +185,7 @@ class PipelineRun(Generic[T_co]):
         return self._seen().epoch
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """What user code has failed on, at most the first thousand; readable after the end too."""
         return self._seen().failures
 

@@ -14,7 +14,7 @@ from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
 from spdl_async.errors import RunStateError, ShutdownTimeout
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Started:
         return self.engine.statistics()
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """Return the failures so far."""
         return self.engine.failures
 

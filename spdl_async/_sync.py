@@ -10,7 +10,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 from spdl_async._run import State
 from spdl_async._start import Order, Started, start_inline
 from spdl_async.errors import RunStateError, ShutdownTimeout
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -53,7 +53,7 @@ class Pass(Protocol):
         """What ended the pass, where it failed."""
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """The failures so far."""
 
     def statistics(self) -> RunStatistics:
@@ -182,7 +182,7 @@ class SyncPipelineRun(Generic[T_co]):
         return self._seen().epoch
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """What user code has failed on, at most the first thousand; readable after the end too."""
         return self._seen().failures
 

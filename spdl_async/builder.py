@@ -20,6 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
+from spdl_async._plan.classify import check_handler
 from spdl_async._plan.compile import compile_chain
 from spdl_async.aggregators import ListAggregator
 from spdl_async.errors import BuildError, UnusedBuilderWarning
@@ -27,7 +28,7 @@ from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.markers import Drop
-from spdl_async.spec.policy import FailurePolicy, OnError, parse_policy
+from spdl_async.spec.policy import FailurePolicy, OnError, Retry, parse_policy
 from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
 from spdl_async.spec.stages import (
     AggregateSpec,
@@ -80,41 +81,48 @@ class SizedLookup(Protocol[V_co]):
     def __getitem__(self, index: int, /) -> V_co: ...
 
 
-class SourceOptions(TypedDict, total=False):
-    """Options of ``add_source``."""
+class StageOptions(TypedDict, total=False):
+    """Options of every verb that calls user code."""
 
     name: str | None
     on_error: OnError | None
     max_failures: int | Fraction | None
 
 
-class FilterOptions(SourceOptions, total=False):
-    """Options of ``filter``: those of ``pipe``."""
+class SourceOptions(StageOptions, total=False):
+    """Options of ``add_source``."""
 
-    concurrency: int
-    output_order: OutputOrder
-    executor: Executor | None
-    fuse: bool
+    timeout: float | None
 
 
-class ExpandOptions(SourceOptions, total=False):
+class ExpandOptions(StageOptions, total=False):
     """Options of ``expand``: those of ``pipe`` but ``fuse``."""
 
     concurrency: int
     output_order: OutputOrder
     executor: Executor | None
+    retry: Retry | None
+    timeout: float | None
 
 
-class AggregateOptions(SourceOptions, total=False):
+class FilterOptions(ExpandOptions, total=False):
+    """Options of ``filter``: those of ``pipe``."""
+
+    fuse: bool
+
+
+class AggregateOptions(StageOptions, total=False):
     """Options of ``aggregate``."""
 
     drop_last: bool
     within: float | None
 
 
-class RouteOptions(SourceOptions, total=False):
+class RouteOptions(StageOptions, total=False):
     """Options of ``route``."""
 
+    retry: Retry | None
+    timeout: float | None
     output_order: OutputOrder
     batched: bool
     concurrency: int
@@ -222,6 +230,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Say where items come from; every chain begins with this.
 
@@ -233,10 +242,14 @@ class PipelineBuilder(Generic[T_co]):
                 is an iterable, one with both ``__iter__`` and ``__aiter__`` is async. A sync source is pulled
                 in a thread of its own.
             name: the name in tables and messages; default ``"source"``.
-            on_error: ``"raise"`` or ``"skip"``; with ``"skip"`` the next item is asked for. Where
-                the source then ends at once (as a generator does that has raised), or fails 100
-                times in a row, the first failure is raised all the same.
-            max_failures: failures that ``"skip"`` allows: an int, or a ``Fraction`` of the calls.
+            on_error: ``"raise"``, ``"skip"`` or a function, as for :meth:`pipe`; after a skipped
+                failure the next item is asked for. Where the source then ends at once (as a
+                generator does that has raised), or fails 100 times in a row, the first failure is
+                raised all the same.
+            max_failures: failures that are allowed: an int, or a ``Fraction`` of the calls.
+            timeout: seconds that an *async* source may take for each item; then the wait is
+                cancelled, and the failure is a :class:`StageTimeout`. There is no ``retry``: a
+                generator that has raised is over, so only the source itself can try again.
 
         Raises:
             BuildError: there is a source already, or this is none.
@@ -251,22 +264,22 @@ class PipelineBuilder(Generic[T_co]):
         self._used = True
         if self._chain.source is not None:
             raise BuildError("add_source: this builder has a source already; a chain has one")
-        policy = parse_policy(on_error, max_failures, "add_source")
+        policy = checked_policy(on_error, max_failures, "add_source")
         if isinstance(source, (PipelineBuilder, Pipeline)):
-            if name is not None or policy is not None:
+            if name is not None or policy is not None or timeout is not None:
                 raise BuildError(
-                    "add_source: name, on_error and max_failures belong to the add_source of the "
-                    "inner pipeline, which is inlined here"
+                    "add_source: name, on_error, max_failures and timeout belong to the add_source "
+                    "of the inner pipeline, which is inlined here"
                 )
             return self._extended(source._inlined("add_source"), "add_source(…)")
         if isinstance(source, (Merge, Zip)):
-            if name is not None or policy is not None:
+            if name is not None or policy is not None or timeout is not None:
                 raise BuildError(
-                    "add_source: the name belongs to the Merge or Zip itself, on_error and max_failures "
-                    "to the add_source of its branches"
+                    "add_source: the name belongs to the Merge or Zip itself, on_error, max_failures "
+                    "and timeout to the add_source of its branches"
                 )
             return self._extended(replace(self._chain, source=source._spec), "add_source(…)")
-        spec = SourceSpec(source=source, name=name, policy=policy)
+        spec = SourceSpec(source=source, name=name, policy=policy, timeout=timeout)
         return self._extended(replace(self._chain, source=spec), "add_source(…)")
 
     # Stages
@@ -308,6 +321,8 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
         fuse: bool = True,
     ) -> Any:
         """Apply an op to each item.
@@ -327,7 +342,18 @@ class PipelineBuilder(Generic[T_co]):
                 ``ProcessPoolExecutor``; never shut down by us.
             name: the name in tables and messages; default: the op's.
             on_error: ``"raise"`` ends the run, ``"skip"`` drops the item; default: as ``build()`` says.
-            max_failures: failures that ``"skip"`` allows: an int, or a ``Fraction`` of the calls.
+                Or a function or coroutine function, called on the run's loop with the
+                :class:`Failure`: when it returns, the item is skipped; what it raises ends the run.
+            max_failures: failures that are allowed: an int, or a ``Fraction`` of the calls. An item
+                that is called again (``retry``) is one call.
+            retry: a :class:`Retry`: call the op again on an item that it has failed on. A 1→n op is
+                called again only while it has made no value of the item.
+            timeout: seconds that a call may take; of a 1→n op, the longest wait for its next value.
+                Then an async op is cancelled; a call in a thread is left to itself and its thread
+                replaced, :func:`cancelled` tells it, and what it returns is dropped. The failure is
+                a :class:`StageTimeout`. More than 2 × ``concurrency`` such calls that still run end
+                the pass. On an executor of yours no thread can be replaced, and the time on a
+                process pool includes the wait for a worker.
             fuse: whether the op may share a thread's turn with an adjacent sync op of the same
                 concurrency (at least 2), order, executor and policy.
 
@@ -338,9 +364,8 @@ class PipelineBuilder(Generic[T_co]):
         >>> list(PipelineBuilder().add_source(["b", "a"]).pipe({"a": 1, "b": 2}).build())
         [2, 1]
         """
-        return self._piped(
-            "map", op, concurrency, output_order, executor, name, on_error, max_failures, fuse
-        )
+        options = (concurrency, output_order, executor, name, on_error, max_failures)
+        return self._piped("map", op, *options, retry, timeout, fuse)
 
     @overload
     def expand(
@@ -368,6 +393,8 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Make any number of items of one: emit each element of the iterable that the op returns.
 
@@ -379,9 +406,8 @@ class PipelineBuilder(Generic[T_co]):
         >>> list(PipelineBuilder().add_source([2, 3]).expand(range).build())
         [0, 1, 0, 1, 2]
         """
-        return self._piped(
-            "expand", op, concurrency, output_order, executor, name, on_error, max_failures, False
-        )
+        options = (concurrency, output_order, executor, name, on_error, max_failures)
+        return self._piped("expand", op, *options, retry, timeout, False)
 
     def filter(
         self,
@@ -394,6 +420,8 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
         fuse: bool = True,
     ) -> PipelineBuilder[T_co]:
         """Keep the items for which ``predicate``, sync or async, is true. Options as for :meth:`pipe`.
@@ -411,6 +439,8 @@ class PipelineBuilder(Generic[T_co]):
             name,
             on_error,
             max_failures,
+            retry,
+            timeout,
             fuse,
         )
         return kept
@@ -457,9 +487,9 @@ class PipelineBuilder(Generic[T_co]):
                 sources that pause, where a late result is worse than a small batch. With
                 ``run_sync(inline=True)`` it is looked at when the next item comes.
             name: the name in tables and messages.
-            on_error: what a failure of an aggregator's call does; one in ``accumulate`` concerns
-                that item, one in ``flush`` the tail.
-            max_failures: failures that ``"skip"`` allows.
+            on_error: what a failure of an aggregator's call does, as for :meth:`pipe`; one in
+                ``accumulate`` concerns that item, one in ``flush`` the tail.
+            max_failures: failures that are allowed.
 
         Raises:
             BuildError: the size is below 1, ``within`` is no finite number above 0, or this is no
@@ -470,7 +500,7 @@ class PipelineBuilder(Generic[T_co]):
         [[0, 1], [2, 3]]
         """
         self._used = True
-        policy = parse_policy(on_error, max_failures, "aggregate")
+        policy = checked_policy(on_error, max_failures, "aggregate")
         if not isinstance(drop_last, bool):
             raise BuildError(f"aggregate: drop_last must be True or False, not {drop_last!r}")
         if isinstance(aggregator, (int, float)):
@@ -558,6 +588,8 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Send each item through one of several branches.
 
@@ -576,8 +608,10 @@ class PipelineBuilder(Generic[T_co]):
                 drops are missing. Branches have 1→1 stages only.
             concurrency: how many calls of the router run at once at most.
             name: the router's name in tables and messages; default: the router's.
-            on_error: ``"raise"`` or ``"skip"``, for the router and for answers that name no branch.
-            max_failures: failures that ``"skip"`` allows.
+            on_error: as for :meth:`pipe`, for the router and for answers that name no branch.
+            max_failures: failures that are allowed.
+            retry: a :class:`Retry`: call the router again on an item that it has failed on.
+            timeout: seconds that a call of the router may take, as for :meth:`pipe`.
 
         Raises:
             BuildError: no branch, a branch that does not return its builder, or cannot be a branch.
@@ -606,7 +640,9 @@ class PipelineBuilder(Generic[T_co]):
                 concurrency=concurrency,
                 output_order=output_order,
                 name=name,
-                policy=parse_policy(on_error, max_failures, where),
+                policy=checked_policy(on_error, max_failures, where),
+                retry=retry,
+                timeout=timeout,
             ),
             branches=tuple(
                 branch_stages(branch, f"{where}: branch {at if keys is None else repr(keys[at])}")
@@ -747,7 +783,8 @@ class PipelineBuilder(Generic[T_co]):
             num_threads: size of the thread pool; default: the concurrency of the thread stages in
                 sum. Any number of at least 1 works for any pipeline.
             executor: run all sync stages on this executor instead; never shut down by us.
-            on_error: policy of the stages that have none of their own; default ``"raise"``.
+            on_error: policy of the stages that have none of their own, as for :meth:`pipe`; default
+                ``"raise"``.
             max_failures: their budget together; implies ``"skip"``.
             seed: root of all randomness that is not seeded explicitly; ``None`` draws one, which
                 ``describe()`` shows. A pipeline that is built and then used as a source keeps its own.
@@ -771,7 +808,7 @@ class PipelineBuilder(Generic[T_co]):
             raise BuildError(f"build: name must be a non-empty str, not {name!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
-        policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()
+        policy = checked_policy(on_error, max_failures, "build") or FailurePolicy()
         if self._chain.source is BRANCH:
             raise BuildError("build: this is the builder of a branch; return it instead")
         root = secrets.randbits(63) if seed is None else seed
@@ -798,6 +835,8 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None,
         on_error: OnError | None,
         max_failures: int | Fraction | None,
+        retry: Retry | None,
+        timeout: float | None,
         fuse: bool,
     ) -> Any:
         self._used = True
@@ -809,7 +848,9 @@ class PipelineBuilder(Generic[T_co]):
             output_order=output_order,
             executor=executor,
             name=name,
-            policy=parse_policy(on_error, max_failures, f"{verb}({op_name(op)})"),
+            policy=checked_policy(on_error, max_failures, f"{verb}({op_name(op)})"),
+            retry=retry,
+            timeout=timeout,
             fuse=fuse,
         )
         return self._with_stage(stage)
@@ -830,6 +871,16 @@ class PipelineBuilder(Generic[T_co]):
         made._made_by = (verb, *_calling_line())
         made._used = False
         return made
+
+
+def checked_policy(
+    on_error: OnError | None, max_failures: int | Fraction | None, where: str
+) -> FailurePolicy | None:
+    """Return the policy that two options of a verb describe; an ``on_error`` function is looked at."""
+    policy = parse_policy(on_error, max_failures, where)
+    if policy is not None:
+        check_handler(policy.handler, where)
+    return policy
 
 
 def branch_stages(branch: Any, where: str) -> tuple[StageSpec, ...]:

@@ -7,6 +7,7 @@
     ├── RunStateError (RuntimeError)     a run used before it is entered, twice, or after its end
     ├── TooManyFailures (RuntimeError)   a skip policy's budget is spent; carries the records
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
+    ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
     └── DecodeError (ValueError)         data that is not a readable picture
 
@@ -52,6 +53,24 @@ class TooManyFailures(SpdlAsyncError, RuntimeError):  # noqa: N818 -- the word u
 
 class ShutdownTimeout(SpdlAsyncError, TimeoutError):  # noqa: N818 -- mirrors TimeoutError
     """User code still ran when ``shutdown_timeout`` was over; names the stage, shows the stack."""
+
+
+class StageTimeout(SpdlAsyncError, TimeoutError):  # noqa: N818 -- mirrors TimeoutError
+    """A call took longer than the ``timeout`` of its stage.
+
+    Attributes:
+        stage: the stage's name.
+        index: index of the source item, from 0.
+        seconds: the time that the call had.
+    """
+
+    def __init__(
+        self, message: str, *, stage: str = "", index: int = -1, seconds: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.index = index
+        self.seconds = seconds
 
 
 class CollateError(SpdlAsyncError, ValueError):

@@ -16,6 +16,7 @@ from spdl_async._plan.bounds import (
     source_items_bound,
 )
 from spdl_async._plan.describe import mermaid, text
+from spdl_async._plan.inline import check_inline
 from spdl_async._plan.steps import Plan
 from spdl_async._run import LoopChoice, PipelineRun
 from spdl_async._start import Facts, Order
@@ -114,8 +115,11 @@ class Pipeline(Generic[T_co]):
             shutdown_timeout: seconds that leaving the block waits for user code that still runs.
 
         Raises:
-            BuildError: an option has no meaning.
+            BuildError: an option has no meaning; or ``inline`` with a ``timeout`` on a sync op, which
+                nobody could enforce.
         """
+        if inline:
+            check_inline(self._plan)
         return SyncPipelineRun(self._order(epoch, shutdown_timeout), inline=inline, short=False)
 
     def __aiter__(self) -> AsyncIterator[T_co]:

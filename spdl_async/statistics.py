@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Protocol, Self
 
 NO_NOTES: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -47,6 +49,57 @@ class FailureRecord:
         return f"stage {self.stage!r}, item {self.index}{path}{source}: {text}"
 
 
+class TextFile(Protocol):
+    """An open text file, as far as it is written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+class Failures(tuple[FailureRecord, ...]):
+    """The failures of a run: an immutable sequence of records, at most the first 1,000.
+
+    >>> from spdl_async import PipelineBuilder
+    >>> texts = PipelineBuilder().add_source(["1", "x"])
+    >>> with texts.pipe(int, on_error="skip").build().run_sync() as run:
+    ...     numbers = list(run)
+    >>> run.failures.total, run.failures[0].source
+    (1, "'x'")
+    """
+
+    _total: int
+
+    def __new__(cls, records: Iterable[FailureRecord] = (), total: int | None = None) -> Self:
+        made = super().__new__(cls, records)
+        made._total = len(made) if total is None else total
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self._total
+
+    @property
+    def total(self) -> int:
+        """How many failures there were, those included that are not written out."""
+        return self._total
+
+    def to_jsonl(self, file: str | os.PathLike[str] | TextFile) -> None:
+        """Write one JSON object a line, in UTF-8: the attributes of :class:`FailureRecord`.
+
+        Args:
+            file: a path, whose file is overwritten, or an open text file, which is left open.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if isinstance(file, (str, os.PathLike)):
+            with open(file, "w", encoding="utf-8", newline="\n") as opened:
+                self.to_jsonl(opened)
+            return
+        for record in self:
+            line = json.dumps(dataclasses.asdict(record), ensure_ascii=False)
+            # File names may hold lone surrogates (PEP 383), which JSON can write as escapes.
+            file.write(line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageStatistics:
     """What one stage did so far.
@@ -65,6 +118,8 @@ class StageStatistics:
         queue: items that the stage holds now.
         peak_queue: the most that it held.
         notes: what the stage has to say besides: an aggregator's own ``statistics()``.
+        retried: calls that failed and were made again.
+        abandoned: calls in threads that were left to themselves when their time was over.
     """
 
     name: str
@@ -80,6 +135,8 @@ class StageStatistics:
     queue: int
     peak_queue: int
     notes: Mapping[str, object] = field(default_factory=lambda: NO_NOTES)
+    retried: int = 0
+    abandoned: int = 0
 
     def utilization(self, elapsed: float) -> float:
         """Return how fully the stage was used, 0 to 1.
@@ -181,11 +238,11 @@ class RunStatistics:
         )
 
     def __str__(self) -> str:
-        head = (
+        head: tuple[str, ...] = (
             "stage", "kind", "conc", "in", "out", "dropped", "failed",
             "busy s", "wait in s", "wait out s", "queue", "peak",
         )  # fmt: skip
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 s.name, s.kind, str(s.concurrency), str(s.items_in), str(s.items_out),
                 str(s.dropped), str(s.failed), f"{s.busy:.2f}", f"{s.waiting_input:.2f}",
@@ -193,6 +250,13 @@ class RunStatistics:
             )
             for s in self.stages
         ]  # fmt: skip
+        for column in ("retried", "abandoned"):  # only where there is something to tell
+            if any(getattr(s, column) for s in self.stages):
+                head = (*head, column)
+                rows = [
+                    (*row, str(getattr(s, column)))
+                    for row, s in zip(rows, self.stages, strict=True)
+                ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = [_line(head, widths), _line(tuple("-" * w for w in widths), widths)]
         lines += [_line(row, widths) for row in rows]

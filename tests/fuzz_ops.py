@@ -10,11 +10,12 @@ import asyncio
 import functools
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from spdl_async import DROP
+from spdl_async import DROP, Failure
 
 
 class BoomError(Exception):
@@ -41,6 +42,8 @@ class Op:
         key: tells ops apart.
         fails: one value in so many fails, 0: none.
         drops: one value in so many is dropped, 0: none.
+        recovers: after how many calls on a value that fails the op does not fail on it any more, for
+            half of such values; 0: never.
         jitter: ``"none"``, ``"yield"`` or ``"wait"``: what a call does to shake the schedule.
         errors: the exceptions raised so far, by value.
     """
@@ -50,11 +53,17 @@ class Op:
     drops: int = 0
     jitter: str = "none"
     errors: dict[str, BoomError] = field(default_factory=dict, repr=False)
+    recovers: int = 0
+    calls: Counter[str] = field(default_factory=Counter, repr=False)
 
     def check(self, value: Any, where: str = "") -> None:
         """Raise where this op fails on the value."""
         if self.fails and digest("fails", self.key, value, where) % self.fails == 0:
             text = f"{self.key}: {value!r} {where}".strip()
+            if self.recovers and digest("recovers", text) % 2:
+                self.calls[text] += 1
+                if self.calls[text] > self.recovers:
+                    return
             raise self.errors.setdefault(text, BoomError(text))
 
     def result(self, value: Any) -> Any:
@@ -92,6 +101,38 @@ class Op:
     def waits(self, value: Any) -> bool:
         """Tell whether a call waits: one in eight, long enough for others to overtake it."""
         return digest("time", self.key, value) % 8 == 0
+
+
+class Asked:
+    """A policy: a function that lets most failures pass; what it does depends on the failure alone."""
+
+    def __init__(self, key: int, raises: int) -> None:
+        self.key = key
+        self.raises = raises
+        self.errors: dict[str, BoomError] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key}, raises={self.raises})"
+
+    def decide(self, failure: Failure) -> None:
+        text = str(failure.exception)
+        number = digest("asked", self.key, text)
+        if self.raises and number % self.raises == 0:
+            if number % 2:
+                raise failure.exception
+            raise self.errors.setdefault(text, BoomError(f"asked about {text}"))
+
+    def __call__(self, failure: Failure) -> Any:
+        self.decide(failure)
+
+
+class AskedLater(Asked):
+    """The same as a coroutine function."""
+
+    async def __call__(self, failure: Failure) -> None:
+        for _ in range(digest("turns", self.key, str(failure.exception)) % 4):
+            await asyncio.sleep(0)
+        self.decide(failure)
 
 
 # 1→1

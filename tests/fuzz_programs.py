@@ -18,10 +18,21 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from fuzz_ops import EXPANDS, FILTERS, GENERATORS, PIPES, SOURCES, Gather, Op
+from fuzz_ops import (
+    EXPANDS,
+    FILTERS,
+    GENERATORS,
+    PIPES,
+    SOURCES,
+    Asked,
+    AskedLater,
+    BoomError,
+    Gather,
+    Op,
+)
 from hypothesis import strategies as st
 
-from spdl_async import Pipeline, PipelineRun, SyncPipelineRun
+from spdl_async import Pipeline, PipelineRun, Retry, SyncPipelineRun
 from spdl_async.testing import Chain, Expected
 
 T = TypeVar("T")
@@ -53,7 +64,8 @@ class Program:
     source_kind: str
     source_op: Op
     count: int
-    source_on_error: str | None
+    source_on_error: Any
+    ops: list[Op]
     chain: Chain
     story: list[str]
     threads: int | str | None
@@ -72,7 +84,9 @@ class Program:
         )
 
     def source(self) -> Any:
-        """Return a fresh source."""
+        """Return a fresh source; ops that recover from failures begin anew too."""
+        for op in self.ops:
+            op.calls.clear()
         return SOURCES[self.source_kind](self.source_op, range(self.count))
 
     def pipeline(self) -> Pipeline[Any]:
@@ -88,7 +102,7 @@ class Program:
         return self.chain.expected(
             self.source(),
             on_error=on_error or self.on_error,
-            source_on_error=self.source_on_error,  # type: ignore[arg-type]  # drawn from these words
+            source_on_error=self.source_on_error,
         )
 
 
@@ -110,7 +124,26 @@ def programs(
     ``endless``: nothing in it ends an endless source.
     """
     fails = st.sampled_from((0, 0, 0, 0, 300, 60, 60, 12, 2)) if failures else st.just(0)
-    policies = st.sampled_from((None, None, "skip", "skip", "raise")) if failures else st.none()
+    asked = st.builds(
+        lambda kind, key, raises: kind(key, raises),
+        st.sampled_from((Asked, AskedLater)),
+        st.integers(0, 99),
+        st.sampled_from((0, 0, 2, 20)),
+    )
+    words = st.sampled_from((None, None, "skip", "skip", "raise"))
+    policies = words | asked if failures else st.none()
+    retries = (
+        st.none()
+        if not failures
+        else st.none()
+        | st.builds(
+            lambda attempts, backoff, on: Retry(attempts, backoff=backoff, on=on),
+            st.integers(2, 4),
+            st.sampled_from((0.0, 0.0005)),
+            st.sampled_from(((BoomError,), (Exception,), (KeyError,))),
+        )
+    )
+    ops: list[Op] = []
     chain, story, exact, nested = Chain(), [], True, 0
     for key in range(draw(st.integers(0, 5))):
         verb, kind = draw(st.sampled_from(KINDS))
@@ -119,7 +152,9 @@ def programs(
             fails=draw(fails),
             drops=draw(st.sampled_from((0, 0, 7))),
             jitter=draw(st.sampled_from(("none", "none", "yield", "wait"))),
+            recovers=draw(st.integers(0, 3)),
         )
+        ops.append(op)
         if verb == "disaggregate":
             if not nested and not (failures and exact):
                 continue
@@ -143,6 +178,8 @@ def programs(
             options["concurrency"] = draw(st.integers(1, 8))
             options["output_order"] = draw(st.sampled_from(("input",) * 5 + ("completion",)))
             exact = exact and options["output_order"] == "input"
+            if (retry := draw(retries)) is not None:
+                options["retry"] = retry
             if verb in ("pipe", "filter"):
                 options["fuse"] = draw(st.booleans())
         if not (verb == "aggregate" and kind == "size"):
@@ -157,10 +194,11 @@ def programs(
         ),
         count=draw(st.sampled_from((60, 0, 1, 2, 7, 20, 20, 60, 150))),
         source_on_error=draw(policies),
+        ops=ops,
         chain=chain,
         story=story,
         threads=draw(st.sampled_from((None, 1, 1, 2, 3, 4, "given"))),
-        on_error=draw(st.sampled_from(("raise", "skip"))),
+        on_error=draw(st.sampled_from(("raise", "skip")) | (asked if failures else st.nothing())),
         sink=draw(st.integers(1, 4)),
         face=draw(st.sampled_from(faces)),
         uvloop=importlib.util.find_spec("uvloop") is not None and draw(st.booleans()),

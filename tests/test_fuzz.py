@@ -94,7 +94,9 @@ def test_contract_5_6_7_failures_are_those_of_plain_loops(program: Program) -> N
         step.verb == "take" for step in program.chain.steps
     )  # stages may have run ahead of it
     if seen.run is not None and program.exact and expected.error is None and not cut:
-        assert seen.run.statistics().failures == expected.failed
+        statistics = seen.run.statistics()
+        assert statistics.failures == expected.failed
+        assert sum(stage.retried for stage in statistics.stages) == expected.retried
 
 
 TAKEN = st.integers(0, 12)

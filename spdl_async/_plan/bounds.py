@@ -9,6 +9,7 @@ from spdl_async._plan.filtering import AsyncFilter, Filter
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import SHAPE_PLANS, shape_bound, shape_length
 from spdl_async._plan.steps import (
+    ABANDONED_FACTOR,
     FLATTEN_CHUNK,
     MAX_CHUNK,
     WINDOW_FACTOR,
@@ -52,6 +53,8 @@ def _bounds_of(chain: Plan | ChainPlan) -> list[Bound]:
         found = [Bound(source.op.name, 0 if source.builtin else MAX_CHUNK, "source chunk")]
     for step in steps_of(chain.steps):
         found.append(_bound_of(step))
+        if isinstance(step, (MapPlan, FlowPlan)):
+            found += abandoned(step)
     return found
 
 
@@ -69,6 +72,15 @@ def _bound_of(step: StepPlan) -> Bound:
     if isinstance(step, SHAPE_PLANS):
         return Bound(step.name, *shape_bound(step))
     return Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart")
+
+
+def abandoned(step: MapPlan | FlowPlan) -> list[Bound]:
+    """Return the bound of the items that calls hold after their time was over."""
+    op = step.op if isinstance(step, FlowPlan) else step.ops[0]
+    if op.timeout is None or step.on_loop:
+        return []
+    most = ABANDONED_FACTOR * step.concurrency
+    return [Bound(op.name, most, "calls abandoned after their timeout")]
 
 
 def held_by(step: MapPlan | FlowPlan) -> int:

@@ -70,6 +70,37 @@ def check_arity(call: Callable[..., Any], arguments: int, where: str) -> None:
         ) from None
 
 
+def check_handler(handler: Callable[..., Any] | None, where: str) -> None:
+    """Raise ``BuildError`` where an ``on_error`` function cannot work.
+
+    Its signature may say that it does not take the failure; a generator function would do nothing.
+    """
+    if handler is None:
+        return
+    kind = _kind_of_callable(handler)
+    if kind not in ("sync", "async"):
+        raise BuildError(
+            f"{where}: on_error is a {kind} function, of which a call does nothing; make it a "
+            f"function or a coroutine function"
+        )
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # builtins without a signature: the first call will tell
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise BuildError(
+            f"{where}: on_error is called with one argument, the failure, but its signature is "
+            f"{signature} ({error})"
+        ) from None
+
+
+def is_opened_at_run(source: Any) -> bool:
+    """Tell whether a source is a callable, so that only a run shows whether its iterable is async."""
+    return callable(source) and not hasattr(type(source), "__iter__")
+
+
 def is_single_use(source: Any) -> bool:
     """Tell whether a source is an iterator, which has one pass only."""
     return isinstance(source, (collections.abc.Iterator, collections.abc.AsyncIterator))

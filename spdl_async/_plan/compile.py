@@ -11,6 +11,7 @@ from spdl_async._plan.classify import (
     classify_op,
     classify_source,
     has_lifespan,
+    is_opened_at_run,
     is_single_use,
 )
 from spdl_async._plan.filtering import as_filter
@@ -144,7 +145,15 @@ def plan_route(spec: RouteSpec, scope: Scope, names: Names, placed: list[Placed]
     check_arity(call, 1, where)
     call = as_router(kind, call, Table(spec.keys, len(spec.branches), batched=spec.batched), where)
     on_loop = kind == "async"
-    op = OpPlan(name=name, kind=kind, call=call, policy=policy, scope=owner)
+    op = OpPlan(
+        name=name,
+        kind=kind,
+        call=call,
+        policy=policy,
+        scope=owner,
+        retry=pipe.retry,
+        timeout=pipe.timeout,
+    )
     router = MapPlan(
         ops=(op,),
         concurrency=pipe.concurrency,
@@ -162,7 +171,8 @@ def plan_route(spec: RouteSpec, scope: Scope, names: Names, placed: list[Placed]
     )
     for label, branch in zip(plan.labels, plan.branches, strict=True):
         check_branch(plan, f"{where}: branch {label}", branch)
-    return [Placed(router, not on_loop, spec.scope), Placed(plan, False, spec.scope)]
+    fusable = not on_loop and may_fuse(pipe, router)
+    return [Placed(router, fusable, spec.scope), Placed(plan, False, spec.scope)]
 
 
 def check_branch(plan: RoutePlan, where: str, steps: Iterable[StepPlan]) -> None:
@@ -210,12 +220,19 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
     """Plan the source."""
     policy, owner = resolve(spec.policy, spec.scope, scope)
     open_source, on_loop = classify_source(spec.source)
+    if spec.timeout is not None and not on_loop and not is_opened_at_run(spec.source):
+        raise BuildError(
+            f"add_source: timeout={spec.timeout!r} is for async sources; a sync one is pulled in a thread, "
+            f"which nothing can interrupt: give the read itself a timeout, or yield names and let a "
+            f"stage with timeout= read"
+        )
     op = OpPlan(
         name=names.give(spec.name, "source"),
         kind="async" if on_loop else "sync",
         call=open_source,
         policy=policy,
         scope=owner,
+        timeout=spec.timeout,
     )
     return SourcePlan(
         op=op,
@@ -233,9 +250,21 @@ def plan_stage(
     """Plan one stage, whether it may be fused with its neighbours, and which build it is of."""
     step = plan_step(spec, scope, names)
     fusable = (
-        isinstance(spec, PipeSpec) and spec.fuse and isinstance(step, MapPlan) and not step.on_loop
+        isinstance(spec, PipeSpec)
+        and spec.fuse
+        and isinstance(step, MapPlan)
+        and not step.on_loop
+        and may_fuse(spec, step)
     )
     return Placed(step, fusable, spec.scope)
+
+
+def may_fuse(spec: PipeSpec, step: MapPlan) -> bool:
+    """Tell whether a stage's options let it share a hop."""
+    if spec.timeout is not None:  # a call that is abandoned must be no other op's
+        return False
+    # The value between two ops stays in a foreign worker, so there a retry could not begin with it.
+    return spec.retry is None or step.executor is None or drains(step.executor)
 
 
 def plan_step(
@@ -292,7 +321,15 @@ def plan_pipe(
             f"concurrency= bounds it"
         )
     place = None if on_loop else executor
-    op = OpPlan(name=name, kind=kind, call=call, policy=policy, scope=owner)
+    op = OpPlan(
+        name=name,
+        kind=kind,
+        call=call,
+        policy=policy,
+        scope=owner,
+        retry=spec.retry,
+        timeout=spec.timeout,
+    )
     ordered = spec.output_order == "input"
     if spec.mode == "expand" or kind in ("generator", "async generator"):
         if place is not None and not drains(place):

@@ -84,11 +84,20 @@ def steps_text(steps: Iterable[StepPlan], indent: str) -> list[str]:
 
 def policy_text(op: OpPlan) -> str:
     """Return the failure policy of an op, where it is not the default."""
+    text = "" if op.timeout is None else f", {op.timeout:g} s a call"
     if op.policy.action == "raise":
-        return ""
+        return text
+    text += ", skips failures" if op.policy.handler is None else ", asks a function about failures"
     if op.policy.max_failures is None:
-        return ", skips failures"
-    return f", skips failures (at most {op.policy.max_failures})"
+        return text
+    return f"{text} (at most {op.policy.max_failures})"
+
+
+def retry_text(ops: Iterable[OpPlan]) -> str:
+    """Return which ops are called again after a failure."""
+    return "".join(
+        f", {op.name} called up to {op.retry.attempts} times" for op in ops if op.retry is not None
+    )
 
 
 def place_text(step: MapPlan | FlowPlan) -> str:
@@ -126,7 +135,7 @@ def step_text(step: StepPlan) -> str:
     many = ", 1→n" if isinstance(step, FlowPlan) else ""
     return (
         f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}"
-        f"{policy_text(ops[0])}"
+        f"{policy_text(ops[0])}{retry_text(ops)}"
     )
 
 

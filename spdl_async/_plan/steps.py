@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spdl_async._plan.shapes import ShapePlan
-from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.policy import FailurePolicy, Retry
 from spdl_async.spec.stages import Scope
 
 OpKind = Literal["sync", "async", "generator", "async generator"]
@@ -22,17 +22,23 @@ MAX_CHUNK = 256
 FLOW_FACTOR = 2
 MAX_FLOW = 64
 FLATTEN_CHUNK = 16
+ABANDONED_FACTOR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpPlan:
-    """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own."""
+    """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own.
+
+    ``timeout``: seconds of a call; of a 1→n op, until its next value.
+    """
 
     name: str
     kind: OpKind
     call: Callable[..., Any]
     policy: FailurePolicy
     scope: Scope | None
+    retry: Retry | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

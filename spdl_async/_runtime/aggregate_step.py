@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from time import perf_counter as clock
 from typing import Any, Final
 
+from spdl_async._runtime.asking import consult
 from spdl_async._runtime.batch_step import batch_of, shorten
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
@@ -144,6 +145,7 @@ class AggregateStep(HoppingStep):
         self.outcomes: deque[Outcome] = deque()
         self.members: list[Item] = []
         self.last_members: list[Item] = []
+        self.consulting = False
         self.flushed = drop_last  # with drop_last there is nothing to wait for at the end
 
     def note_statistics(self) -> None:
@@ -176,14 +178,29 @@ class AggregateStep(HoppingStep):
         self.advancing = False
         if self.closed:
             return
-        while self.outcomes and self.fatal is None and not self.untaken:
-            self.settle_outcome(*self.outcomes.popleft())
+        while self.outcomes and self.fatal is None and not self.untaken and not self.consulting:
+            item, values, bad = self.outcomes[0]
+            if bad is not None and self.asks and self.ask_about(item, bad):
+                return
+            self.outcomes.popleft()
+            self.settle_outcome(item, values, bad)
         if self.fatal is not None:
             self.end_with(self.fatal)
         elif self.input_ended and self.flushed and not self.accepted:
             self.closed = True
             self.drop_tail()
             self.out.close(self.inp.failure or self.verdict_at_end())
+
+    def ask_about(self, item: Item | None, failure: OpFailure) -> bool:
+        """Ask the user's function about a failure; ``True`` while the answer is waited for."""
+
+        def answered() -> None:
+            self.consulting = False
+            self.advance_soon()
+
+        about = batch_of(self.members, None) if item is None else item
+        self.consulting = consult(self, self.judges[0], about, failure, answered)
+        return self.consulting
 
     def settle_outcome(self, item: Item | None, values: list[Any], bad: OpFailure | None) -> None:
         """Settle one call and hand on what came of it."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spdl_async._plan.steps import FLATTEN_CHUNK
+from spdl_async._runtime.asking import hear
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
@@ -174,7 +175,11 @@ class FlattenStep(Step):
         self.judge.count_calls(1)
         if not isinstance(value, (list, tuple)):
             meter.failed += 1
-            error = self.judge.verdict(item, OpFailure(*not_a_list(value)))
+            failure = OpFailure(*not_a_list(value))
+            answer = self.judge.ask(item, failure)
+            if answer is not None:
+                await hear(self, self.judge, answer, item, failure)
+            error = self.judge.verdict(item, failure)
             if error is None:
                 self.host.ledger.release(item)
             return error

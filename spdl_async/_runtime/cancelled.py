@@ -9,7 +9,9 @@ from typing import Protocol
 class Stoppable(Protocol):
     """What runs in a thread and may be told to stop."""
 
-    cancelled: bool
+    @property
+    def cancelled(self) -> bool:
+        """Whether its result is not wanted any more."""
 
 
 class _Current(threading.local):
@@ -27,10 +29,10 @@ current = _Current()
 
 
 def cancelled() -> bool:
-    """Tell a sync op, from within, that its run stops and its result is not wanted any more.
+    """Tell a sync op, from within, that its run stops, or that its ``timeout`` is over.
 
     A thread cannot be interrupted from outside, so an op that takes long should ask now and then
-    and return early (what it returns is dropped). Outside an op the answer is ``False``.
+    and return early: what it returns is dropped. Outside an op the answer is ``False``.
 
     >>> from spdl_async import cancelled
     >>> cancelled()

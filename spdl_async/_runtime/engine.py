@@ -47,7 +47,7 @@ from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger, where_is
 from spdl_async._runtime.wire import lay_chain
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics
 
 logger = logging.getLogger("spdl_async")
 
@@ -74,7 +74,7 @@ class Engine:
         self.pool = ThreadPool(plan.num_threads, f"spdl_async-{plan.name}")
         self.ledger = Ledger()
         self.log = FailureLog()
-        self.judges = Judges(self.log)
+        self.judges = Judges(self.log, context, seed=plan.seed, epoch=epoch)
         self.steps: list[Step] = []
         self.tasks: set[Task[None]] = set()
         self.changed = Signal(loop)
@@ -152,10 +152,12 @@ class Engine:
         for step in self.steps:
             step.give_up()
         self.pool.shutdown(wait=False)
+        self.warn_of_abandoned()
         for step in self.steps:
             step.unreached_failures()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
+        self.judges.forget()
         if self.exiting:
             self.handover.close_at_exit()
         elif not self.handover.ended:
@@ -165,6 +167,18 @@ class Engine:
             registry.discard(self)
         else:
             self.let_go = True
+
+    def warn_of_abandoned(self) -> None:
+        """Name in one warning the calls that go on beside the end of the run."""
+        calls = [call for step in self.steps for call in step.left_behind()]
+        if calls:
+            logger.warning(
+                "pipeline %r has ended beside %d calls that were abandoned when their timeout was over "
+                "and still run: %s",
+                self.plan.name,
+                len(calls),
+                "; ".join(calls),
+            )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         """Start a task of the run; the supervisor waits for it."""
@@ -259,9 +273,9 @@ class Engine:
     # Looking
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """The failures so far, at most the first thousand."""
-        return tuple(self.log.records)
+        return Failures(self.log.records, self.log.total)
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""

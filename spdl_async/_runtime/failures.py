@@ -7,15 +7,25 @@ items leave a stage. With input order that is the order of the items, so budgets
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 from collections import Counter
+from collections.abc import Awaitable
+from contextvars import Context
 from fractions import Fraction
 from typing import Any
 
 from spdl_async._plan.steps import OpPlan
-from spdl_async._runtime.ticket import Item, OpFailure, describe_source, where_is
+from spdl_async._runtime.retrying import Retries
+from spdl_async._runtime.ticket import (
+    NO_ITEM,
+    Item,
+    OpFailure,
+    describe_source,
+    where_is,
+)
 from spdl_async.errors import TooManyFailures
-from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.policy import Failure, FailurePolicy
 from spdl_async.statistics import FailureRecord
 
 MAX_RECORDS = 1_000
@@ -101,6 +111,7 @@ class FailureLog:
             message=_message(error),
             where=where,
             traceback=failure.text,
+            attempts=failure.attempts,
         )
         self.total += 1
         self.counts[stage, record.error, where] += 1
@@ -121,10 +132,18 @@ class FailureLog:
 class Judge:
     """Applies one op's policy to the items that it failed on."""
 
-    __slots__ = ("budget", "failed", "first", "log", "name", "policy", "settled", "shared")
+    __slots__ = (
+        "budget", "context", "failed", "first", "handler", "log", "name", "policy", "retries",
+        "settled", "shared",
+    )  # fmt: skip
 
-    def __init__(self, op: OpPlan, budget: Budget, shared: bool, log: FailureLog) -> None:
+    def __init__(
+        self, op: OpPlan, budget: Budget, shared: bool, log: FailureLog, context: Context
+    ) -> None:
         self.name = op.name
+        self.handler = op.policy.handler
+        self.context = context
+        self.retries: Retries | None = None
         self.policy = op.policy
         self.budget = budget
         self.shared = shared
@@ -147,6 +166,48 @@ class Judge:
         """Count a call that concerns no item: a good one does not outweigh that all items failed."""
         self.budget.calls += 1
 
+    def retry_after(self, item: Item, failure: OpFailure, *, allowed: bool = True) -> float | None:
+        """Return the seconds until the op is called again on the item, ``None`` where it is not."""
+        return None if self.retries is None else self.retries.after(item, failure, allowed)
+
+    def ask(self, item: Item, failure: OpFailure) -> Awaitable[object] | None:
+        """Ask the user's function, if there is one; return what must be awaited for its answer."""
+        error = failure.exception
+        if self.handler is None or failure.asked or not isinstance(error, Exception):
+            return None
+        failure.asked = True
+        failure.trace = error.__traceback__
+        annotate(error, self.name, item, failure.input_was_none)
+        record = Failure(
+            stage=self.name,
+            index=item.index,
+            path=item.path,
+            source=shown_source(item.source),
+            exception=error,
+            attempts=failure.attempts,
+        )
+        try:
+            answer = self.context.copy().run(self.handler, record)
+        except BaseException as raised:  # noqa: BLE001 -- it ends the run
+            self.answered(item, failure, raised)
+            return None
+        return answer if inspect.isawaitable(answer) else None
+
+    def answered(self, item: Item, failure: OpFailure, raised: BaseException) -> None:
+        """Take what the user's function raised: that ends the run."""
+        error = failure.exception
+        if raised is error:  # as if nobody had been asked
+            failure.answer = error.with_traceback(failure.trace)
+            return
+        if isinstance(raised, _PROTOCOL_ERRORS):
+            raised = caught(raised, brief=True).exception
+        add_context(raised, error)
+        note_once(
+            raised,
+            f"spdl_async: raised by the on_error function of stage {self.name!r} for {where_is(item)}",
+        )
+        failure.answer = raised
+
     def note(self, item: Item, failure: OpFailure) -> FailureRecord:
         """Name stage and item on the exception, and write the failure down."""
         annotate(failure.exception, self.name, item, failure.input_was_none)
@@ -157,10 +218,15 @@ class Judge:
         error = failure.exception
         record = self.note(item, failure)
         self.failed += 1
-        if self.first is None:
+        # Kept, with the frames that it holds, only as long as nothing but failures is known.
+        if self.failed == self.settled == 1:
             self.first = failure
+        elif self.failed < self.settled:
+            self.first = None
         if self.raises or not isinstance(error, Exception):
             return error
+        if failure.answer is not None:
+            return failure.answer
         budget = self.budget
         budget.failures += 1
         if budget.limit is not None and len(budget.records) < MAX_RECORDS:
@@ -189,18 +255,36 @@ class Judge:
 class Judges:
     """Makes the judges of a run, with one budget for each policy scope."""
 
-    def __init__(self, log: FailureLog) -> None:
+    def __init__(self, log: FailureLog, context: Context, *, seed: int, epoch: int) -> None:
         self.log = log
+        self._context = context
+        self._seed = f"{seed}, {epoch}"
         self._shared: dict[int, Budget] = {}
+        self._made: list[Judge] = []
 
     def of(self, op: OpPlan) -> Judge:
         """Return a judge for one op."""
+        judge = self._judge(op)
+        self._made.append(judge)
+        if op.retry is not None:
+            judge.retries = Retries(op.retry, f"{self._seed}, {op.name}")
+        return judge
+
+    def _judge(self, op: OpPlan) -> Judge:
         if op.scope is None:
-            return Judge(op, Budget(op.policy, f"stage {op.name!r}"), False, self.log)
-        budget = self._shared.get(id(op.scope))
-        if budget is None:
+            budget = Budget(op.policy, f"stage {op.name!r}")
+            return Judge(op, budget, False, self.log, self._context)
+        shared = self._shared.get(id(op.scope))
+        if shared is not None:
+            budget = shared
+        else:
             budget = self._shared[id(op.scope)] = Budget(op.policy, "this build's stages together")
-        return Judge(op, budget, True, self.log)
+        return Judge(op, budget, True, self.log, self._context)
+
+    def forget(self) -> None:
+        """Let go of exceptions: the run has ended, and keeps only records."""
+        for judge in self._made:
+            judge.first = None
 
     def at_end(self) -> BaseException | None:
         """Return the error of a shared budget that is spent at the end of the pass."""
@@ -217,6 +301,36 @@ def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool 
     if input_was_none:
         note += "\nspdl_async: its input was None, which the stage above (or the source) returned"
     note_once(error, note)
+
+
+def add_context(error: BaseException, earlier: BaseException) -> None:
+    """Make ``earlier`` the context of an error, as if it had been raised while that was handled."""
+    behind: BaseException | None = earlier
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        if behind is error:  # a circle would say nothing
+            return
+        seen.add(id(behind))
+        behind = behind.__context__
+    while error.__context__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__context__
+    if id(error) not in seen:
+        error.__context__ = earlier
+
+
+def shown_source(source: Any) -> Any:
+    """Return of a kept source item what a user's function may see: itself, or a text of its type."""
+    if source is NO_ITEM:
+        return None
+    return describe_source(source) if names_a_type(source) else source
+
+
+def names_a_type(source: Any) -> bool:
+    """Tell whether a kept source item, or a part of it, is only the type of what was too big."""
+    if type(source) is tuple:
+        return any(map(names_a_type, source))
+    return isinstance(source, type)
 
 
 def note_once(error: BaseException, note: str) -> None:

@@ -106,13 +106,16 @@ class FlowHop(BaseHop):
                     flow = step.inbox.popleft()
                 except IndexError:
                     return False
+            elif flow.iterator is None and step.cancelled:  # it waited for another call
+                flow.end()
+                return False
             self.item = flow.item
             how = self.drive(flow, start)
             if how == "requeue":
                 self.flow = flow
                 step.news_of(flow)
                 return self.requeue()
-            if how != "ended":  # parked, or handed to the loop: the slot stays with the flow
+            if how != "ended":  # parked, handed to the loop or abandoned: this job is over
                 return True
             step.news_of(flow)
             if clock() - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
@@ -185,6 +188,8 @@ class FlowHop(BaseHop):
         """End a flow whose op or iterator raised."""
         step = self.step
         failure = caught(error, flow.item.value, brief=step.judges[0].log.full)
+        if step.call_again(flow, failure):
+            return
         flow.end(failure)
         if step.judges[0].raises or not isinstance(failure.exception, Exception):
             step.halted = True

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from asyncio import TimerHandle
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
 from spdl_async._plan.results import is_plain
-from spdl_async._plan.steps import WINDOW_FACTOR
+from spdl_async._plan.steps import ABANDONED_FACTOR, WINDOW_FACTOR
+from spdl_async._runtime.abandoned import log_late, too_many_abandoned
 from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.deadline import time_over
 from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.hop import CANCELLED
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep
-from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
+from spdl_async._runtime.retrying import Backoff
+from spdl_async._runtime.step import Host, WindowedStep, guarded
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item, OpFailure, where_is
 from spdl_async.spec.markers import DROP
 
 Outcome = tuple[str, int, Any, str, float]
@@ -95,6 +99,7 @@ class ForeignStep(WindowedStep):
         ordered: bool,
         judges: list[Judge],
         meters: list[Meter],
+        timeout: float | None = None,
     ) -> None:
         super().__init__(
             host,
@@ -110,6 +115,13 @@ class ForeignStep(WindowedStep):
         self.concurrency = concurrency
         self.inbox: deque[Item] = deque()
         self.futures: dict[Future[Outcome], Item] = {}
+        self.timeout = timeout
+        self.timers: dict[Future[Outcome], TimerHandle] = {}
+        self.lost: dict[Future[Outcome], Item] = {}
+        self.arguments: dict[Item, Any] = {}  # of items whose calls may be made again
+        self.backoff: Backoff | None = None
+        if judges[0].retries is not None:  # such a stage has one op
+            self.backoff = Backoff(host.loop, self.count_retry, self.pump)
 
     @property
     def quiet(self) -> bool:
@@ -119,19 +131,61 @@ class ForeignStep(WindowedStep):
         self.inbox.extend(items)
         self.pump()
 
+    @guarded
     def pump(self) -> None:
-        """Submit as many items as may run at once."""
-        while self.inbox and len(self.futures) < self.concurrency and not self.halted:
-            item = self.inbox.popleft()
+        """Submit as many items as may run at once; first those whose call is made again."""
+        due: deque[Item] = deque() if self.backoff is None else self.backoff.due
+        while len(self.futures) < self.concurrency and not self.cancelled:
+            if due:  # begun before, so it goes on even after a failure that ends the run
+                item = due.popleft()
+            elif self.inbox and not self.halted:
+                item = self.inbox.popleft()
+            else:
+                return
             try:
                 future = self.executor.submit(work, self.calls, item.value)
             except Exception as error:  # noqa: BLE001 -- a dead or closed executor fails the item
-                self.fail(item, 0, error, "")
+                self.fail(item, 0, caught(error), "")
                 self.advance_soon()
             else:
-                item.value = None
-                self.futures[future] = item
-                future.add_done_callback(self.on_future)
+                self.sent(item, future)
+
+    def sent(self, item: Item, future: Future[Outcome]) -> None:
+        """Take note of a submit."""
+        if self.backoff is not None:
+            self.arguments[item] = item.value
+        item.value = None
+        self.futures[future] = item
+        if self.timeout is not None:
+            self.timers[future] = self.host.loop.call_later(self.timeout, self.expire, future)
+        future.add_done_callback(self.on_future)
+
+    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
+        """Count a call that is to be made again."""
+        self.meters[0].retried += 1
+
+    def expire(self, future: Future[Outcome]) -> None:
+        """Give up a call whose time is over, also while the run stops."""
+        del self.timers[future]
+        item = self.futures.pop(future, None)
+        if item is None:
+            return
+        if not future.cancel():
+            self.lost[future] = item
+            self.meters[0].abandoned += 1
+        if not self.cancelled:
+            self.fail(item, 0, time_over(self.meters[0].name, item, self.timeout or 0.0), "")
+            if len(self.lost) > ABANDONED_FACTOR * self.concurrency:
+                self.advance()
+                self.fatal = too_many_abandoned(self, len(self.lost))
+        self.after_call()
+
+    def after_call(self) -> None:
+        """Go on when a slot is free."""
+        if self.quiet:
+            self.host.became_quiet()
+        self.pump()
+        self.advance()
 
     def on_future(self, future: Future[Outcome]) -> None:
         """Pass a future's end on to the loop; called in a thread of the executor."""
@@ -149,17 +203,31 @@ class ForeignStep(WindowedStep):
 
     def take_outcome(self, future: Future[Outcome]) -> None:
         """Settle one submit, and go on with the next."""
-        item = self.futures.pop(future)
+        timer = self.timers.pop(future, None)
+        if timer is not None:
+            timer.cancel()
+        item = self.futures.pop(future, None)
+        if item is None:  # its time was over
+            self.end_late(future)
+            return
         if future.cancelled():
-            self.fail(item, 0, RuntimeError(CANCELLED), "")
+            self.fail(item, 0, caught(RuntimeError(CANCELLED)), "")
         elif (error := future.exception()) is not None:
-            self.fail(item, 0, error, "")
+            self.fail(item, 0, caught(error), "")
         else:
             self.settle_outcome(item, future.result())
-        if self.quiet:
-            self.host.became_quiet()
-        self.pump()
-        self.advance()
+        self.after_call()
+
+    def end_late(self, future: Future[Outcome]) -> None:
+        """Drop the outcome of an abandoned call."""
+        if self.lost.pop(future, None) is None or future.cancelled():
+            return
+        error = future.exception()
+        if error is None and future.result()[0] == "failed":
+            error = future.result()[2]
+            error = error.rebuild() if isinstance(error, Portable) else error
+        if error is not None:
+            log_late(self.meters[0].name, error)
 
     def settle_outcome(self, item: Item, outcome: Outcome) -> None:
         """Note in the item how its call ended."""
@@ -174,17 +242,26 @@ class ForeignStep(WindowedStep):
             item.state = DROPPED
         else:
             error = value.rebuild() if isinstance(value, Portable) else value
-            self.fail(item, at, error, text)
+            self.fail(item, at, caught(error), text)
             return
+        self.arguments.pop(item, None)
         if not self.ordered:
             self.done.append(item)
 
-    def fail(self, item: Item, at: int, error: BaseException, text: str) -> None:
-        """Mark an item as failed."""
-        item.at = at
-        item.value = failure = caught(error)
+    def fail(self, item: Item, at: int, failure: OpFailure, text: str) -> None:
+        """Mark an item as failed, or wait for its next call."""
+        argument = self.arguments.pop(item, item.value)
         if text:
             note_once(failure.exception, f"spdl_async: traceback in the worker:\n{text}")
+        if self.backoff is not None and not self.cancelled:
+            wait = self.judges[0].retry_after(item, failure)
+            if wait is not None:
+                item.value = argument
+                self.backoff.news.append((item, wait))
+                self.backoff.arm()
+                return
+        item.at = at
+        item.value = failure
         item.state = FAILED
         if not self.ordered:
             self.done.append(item)
@@ -194,8 +271,15 @@ class ForeignStep(WindowedStep):
     def running(self) -> list[tuple[str, int, Item | None]]:
         return [(self.meters[0].name, 0, item) for item in self.futures.values()]
 
+    def left_behind(self) -> list[str]:
+        name = self.meters[0].name
+        return [f"stage {name!r} on {where_is(item)}" for item in self.lost.values()]
+
     def stop(self) -> None:
         super().stop()
         self.inbox.clear()
+        self.arguments.clear()
+        if self.backoff is not None:
+            self.backoff.clear()
         for future in list(self.futures):
             future.cancel()

@@ -8,27 +8,26 @@ to their bound.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from asyncio import Future, Task
 from collections import deque
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from spdl_async._runtime.asking import consult
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
+from spdl_async._runtime.flow_on_loop import produce
 from spdl_async._runtime.hop import BaseHop, dispose
 from spdl_async._runtime.hopping_step import HoppingStep
-from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, guarded
-from spdl_async._runtime.ticket import Item
+from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.statistics import StageStatistics
 
 FIRST_LIMIT = 16
-SLICE_SECONDS = 0.001
 
 
 class ThreadFlowStep(HoppingStep):
@@ -50,6 +49,7 @@ class ThreadFlowStep(HoppingStep):
         max_flow: int,
         judge: Judge,
         meter: Meter,
+        timeout: float | None = None,
     ) -> None:
         super().__init__(
             host,
@@ -63,6 +63,7 @@ class ThreadFlowStep(HoppingStep):
             meters=[meter],
         )
         self.call = call
+        self.timeout = timeout
         self.is_generator = is_generator
         self.starts_on_loop = starts_on_loop
         self.max_flow = max_flow
@@ -74,7 +75,7 @@ class ThreadFlowStep(HoppingStep):
         self.newly_parked: deque[Flow] = deque()
         self.loop_flows: dict[Flow, Future[None]] = {}
         self.runs: deque[list[Any]] = deque()  # [flow, number]: whose values wait to be taken
-        self.slots: dict[Flow, FlowHop] = {}
+        self.slots: dict[Flow, list[FlowHop]] = {}
 
     def new_hop(self) -> FlowHop:
         return FlowHop(self)
@@ -153,6 +154,31 @@ class ThreadFlowStep(HoppingStep):
             if not self.submit(hop):
                 hop.flow = None
 
+    # Calls that are made again
+
+    def call_again(self, flow: Flow, failure: OpFailure) -> bool:
+        """Take back a flow whose op is to be called again; from any thread."""
+        wait = self.judges[0].retry_after(flow.item, failure, allowed=not flow.produced)
+        if wait is None or self.backoff is None:
+            return False
+        flow.iterator = None
+        self.backoff.news.append((flow, wait))
+        self.wake()
+        return True
+
+    def was_tried(self, what: Any) -> bool:
+        return super().was_tried(what.item)
+
+    def go_on(self, hop: BaseHop, what: Any) -> None:
+        assert isinstance(hop, FlowHop)
+        if self.starts_on_loop:
+            what.hop = hop
+            self.drive_on_loop(what, None)
+            return
+        hop.flow = what
+        if not self.submit(hop):
+            hop.flow = None
+
     @guarded
     def advance(self) -> None:
         self.advancing = False
@@ -228,6 +254,8 @@ class ThreadFlowStep(HoppingStep):
     def settle_flow(self, flow: Flow) -> None:
         """Account for a flow that has ended and whose values are all handed on."""
         judge, meter = self.judges[0], self.meters[0]
+        if self.asks and flow.failure is not None and self.ask_about_flow(flow, flow.failure):
+            return
         self.flows.remove(flow)
         if flow.dropped:
             meter.dropped += flow.dropped
@@ -242,6 +270,19 @@ class ThreadFlowStep(HoppingStep):
             self.host.ledger.release(flow.item)
         flow.settled = True
         self.leave_window(flow)
+
+    def ask_about_flow(self, flow: Flow, failure: OpFailure) -> bool:
+        """Ask the user's function about a flow's failure; ``True`` while the answer is waited for."""
+
+        def answered() -> None:
+            flow.ended = True
+            self.list_news(flow)
+            self.advance_soon()
+
+        if not consult(self, self.judges[0], flow.item, failure, answered):
+            return False
+        flow.ended = False
+        return True
 
     def leave_window(self, flow: Flow) -> None:
         """Make room for another input when the last value of an ended flow is taken."""
@@ -271,74 +312,33 @@ class ThreadFlowStep(HoppingStep):
             return
         hop, flow.hop = flow.hop, None
         assert hop is not None
-        self.slots[flow] = hop  # before the task: an eager one may be done at once
-        task = self.launch(self.produce(flow, value), "flow")
+        slot = self.slots[flow] = [hop]  # before the task: an eager one may be done at once
+        task = self.launch(produce(self, flow, value), "flow")
 
         def ended(task: Task[None]) -> None:
             self.forget(task)
-            self.loop_flows.pop(flow, None)
             if task.cancelled():
                 dispose(value)
                 flow.end()
-            if self.slots.pop(flow, None) is not None:  # else a thread goes on with the flow
-                self.ended.append(hop)
-                self.wake()
+            # Else a thread goes on with the flow, or it waits for another call, or has begun that.
+            if self.slots.get(flow) is slot:
+                self.give_back(flow)
 
         task.add_done_callback(ended)
 
-    async def produce(self, flow: Flow, value: Any) -> None:
-        """Drive one flow on the loop."""
-        began = clock()
-        failure = None
-        try:
-            if self.starts_on_loop:
-                value = self.call(flow.item.value)
-            if inspect.isawaitable(value):
-                value = await value
-            if not isinstance(value, AsyncIterable):
-                self.to_thread(flow, value)
-                return
-            await self.iterate(flow, value)
-        except BaseException as error:
-            if self.asked_to_stop(error):
-                raise
-            failure = caught(error, flow.item.value)
-        self.meters[0].busy += clock() - began
-        self.meters[0].calls += 1
-        flow.end(failure)
-        if failure is not None and (
-            self.judges[0].raises or not isinstance(failure.exception, Exception)
-        ):
-            self.halted = True
-        self.news_of(flow)
+    def give_back(self, flow: Flow) -> None:
+        """Give back the slot of a flow that ran on the loop."""
+        self.loop_flows.pop(flow, None)
+        self.ended += self.slots.pop(flow)
+        self.wake()
 
     def to_thread(self, flow: Flow, value: Any) -> None:
         """Let a thread go on with a sync iterable that was awaited; it keeps the slot."""
         flow.iterator = iterate(value)
-        hop = self.slots.pop(flow)
+        [hop] = self.slots.pop(flow)
         hop.flow = flow
         if not super().submit(hop):
             hop.flow = None
-
-    async def iterate(self, flow: Flow, values: AsyncIterable[Any]) -> None:
-        """Take values from an async iterator; it is closed in this task."""
-        iterator = aiter(values)
-        resumed = clock()
-        try:
-            async for value in iterator:
-                flow.add(value)
-                self.news_of(flow)
-                while flow.full(self.flow_limit):
-                    wake = self.loop_flows[flow] = self.host.loop.create_future()
-                    await wake
-                    resumed = clock()
-                if clock() - resumed > SLICE_SECONDS:
-                    await asyncio.sleep(0)
-                    resumed = clock()
-        finally:
-            closing = getattr(iterator, "aclose", None)
-            if closing is not None:
-                await closing()
 
     def stop(self) -> None:
         super().stop()

@@ -75,13 +75,13 @@ class BaseHop:
         self.slow = 0
         self.quick_busy = 0.0
         self.thread = 0
-        self.future: Future[None] | None = None
+        self.future: Future[object] | None = None
 
-    def job(self) -> None:
+    def job(self) -> object:
         """Run in a thread of the pool, in a copy of the run's context."""
         step = self.step
         self.thread = threading.get_ident()
-        before = current.swap(step)
+        before = current.swap(self)
         try:
             keeps_slot = step.host.context.copy().run(self.drain)
         except BaseException as error:  # noqa: BLE001 -- an error of ours must not kill the thread silently
@@ -94,6 +94,12 @@ class BaseHop:
             self.thread = 0
             step.ended.append(self)
             step.wake()
+        return None
+
+    @property
+    def cancelled(self) -> bool:
+        """What :func:`~spdl_async.cancelled` tells the op that runs."""
+        return self.step.cancelled
 
     def drain(self) -> bool:
         """Work; return True where the slot is kept although this job ends."""
@@ -110,7 +116,7 @@ class BaseHop:
             return False
         return True
 
-    def left_line(self, future: Future[None]) -> None:
+    def left_line(self, future: Future[object]) -> None:
         """Hear that a given executor is done with the job, perhaps without having run it."""
         if future.cancelled():
             self.step.refused(RuntimeError(CANCELLED))
@@ -138,7 +144,7 @@ class BaseHop:
 class MapHop(BaseHop):
     """Runs the ops of a fused group on one item after the other."""
 
-    __slots__ = ("busy", "calls", "resume")
+    __slots__ = ("argument", "busy", "calls", "resume")
 
     step: ThreadStep
 
@@ -147,9 +153,14 @@ class MapHop(BaseHop):
         self.busy = [0.0] * len(step.calls)
         self.calls = [0] * len(step.calls)
         self.resume: tuple[Item, int] | None = None
+        self.argument: Any = None
 
     def busy_now(self) -> float:
         return sum(self.busy)
+
+    def time_left(self) -> float | None:
+        """Return the seconds that are left of the call's time; ``None``: all of them."""
+        return None
 
     def drain(self) -> bool:
         step = self.step
@@ -163,6 +174,7 @@ class MapHop(BaseHop):
                 self.resume = None
                 if step.cancelled:
                     return False
+                item.at = 0
             elif step.halted:
                 return False
             else:
@@ -170,7 +182,9 @@ class MapHop(BaseHop):
                     item = take()
                 except IndexError:
                     return False
-                first = 0
+                first = item.at
+                if first:  # an op in the middle of the group is called again
+                    item.at = 0
             self.item = item
             before = now
             now = self.run_ops(item, first, now)
@@ -226,6 +240,8 @@ class MapHop(BaseHop):
                         break
                     item.at = at
                     item.value = value
+                    if step.backoff is not None:
+                        self.argument = argument
                     return -1.0
             else:
                 item.value = value
@@ -237,6 +253,8 @@ class MapHop(BaseHop):
             now = end
             item.at = at
             failure = caught(error, argument, brief=step.judges[at].log.full)
+            if step.backoff is not None and step.call_again(item, argument, failure):
+                return now
             item.value = failure
             item.state = FAILED
             if step.judges[at].raises or not isinstance(failure.exception, Exception):

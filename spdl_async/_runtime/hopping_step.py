@@ -12,6 +12,7 @@ from spdl_async._runtime.failures import Judge, note_once
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop, Line
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.retrying import Backoff
 from spdl_async._runtime.step import Host, WindowedStep, guarded
 from spdl_async._runtime.ticket import Item
 
@@ -67,6 +68,9 @@ class HoppingStep(WindowedStep):
         self.refusal: BaseException | None = None
         self.halt_seen = False
         self.timer: TimerHandle | None = None
+        self.backoff: Backoff | None = None
+        if any(judge.retries is not None for judge in judges):
+            self.backoff = Backoff(host.loop, self.count_retry, self.start_due)
 
     def new_hop(self) -> BaseHop:
         """Make a hop for one more slot."""
@@ -100,6 +104,10 @@ class HoppingStep(WindowedStep):
         else:
             self.dispatch()
         self.after_wake()
+        if self.backoff is not None:
+            self.backoff.arm()
+            if self.halted:
+                self.start_due()
         if not self.halted:
             self.measure()
             self.arm()
@@ -107,6 +115,54 @@ class HoppingStep(WindowedStep):
 
     def after_wake(self) -> None:
         """Do what a kind of step has to do at a wake-up."""
+
+    # Calls that are made again
+
+    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- a fused group has to look at it
+        """Count a call that is to be made again."""
+        self.meters[0].retried += 1
+
+    def was_tried(self, what: Any) -> bool:
+        """Tell whether a call on this element of the inbox is one that is made again."""
+        return any(j.retries is not None and j.retries.has_tried(what) for j in self.judges)
+
+    def go_on(self, hop: BaseHop, what: Any) -> None:
+        """Give a slot to a call that is made again."""
+        raise NotImplementedError
+
+    @guarded
+    def start_due(self) -> None:
+        """Make the calls whose wait is over, before those that were not begun yet."""
+        backoff = self.backoff
+        if backoff is None or self.cancelled:
+            return
+        if not self.halted:
+            while backoff.due:
+                self.inbox.appendleft(backoff.due.pop())
+            self.dispatch()
+            self.arm()
+            return
+        # After a failure that ends the run nothing is begun, but what was begun goes on: with input
+        # order the consumer is to get what comes before that failure.
+        while self.inbox:
+            what = self.inbox.popleft()
+            if self.was_tried(what):
+                backoff.due.append(what)
+        while backoff.due and (hop := self.free_hop()) is not None:
+            self.at_work.add(hop)
+            self.go_on(hop, backoff.due.popleft())
+
+    def free_hop(self) -> BaseHop | None:
+        """Return a hop for a free slot."""
+        if self.idle:
+            return self.idle.pop()
+        if len(self.hops) >= self.concurrency:
+            return None
+        hop = self.new_hop()
+        self.hops.append(hop)
+        return hop
+
+    # Slots
 
     def take_back(self) -> None:
         """Make the slots of ended hops available."""
@@ -272,6 +328,8 @@ class HoppingStep(WindowedStep):
         super().stop()
         self.disarm()
         self.inbox.clear()
+        if self.backoff is not None:
+            self.backoff.clear()
         for hop in self.hops:
             if hop.future is not None and not hop.must_run:
                 hop.future.cancel()

@@ -8,13 +8,11 @@ results are those of the engine; concurrency, executors and completion order hav
 from __future__ import annotations
 
 import contextvars
-import inspect
-from collections.abc import AsyncIterable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextvars import Context
 from time import perf_counter as clock
 from typing import Any, Protocol
 
-from spdl_async._plan.results import is_plain
 from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import (
     AggregatePlan,
@@ -28,7 +26,6 @@ from spdl_async._plan.steps import (
     RoutePlan,
     StepPlan,
 )
-from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
 from spdl_async._runtime.inline_branches import (
@@ -39,15 +36,15 @@ from spdl_async._runtime.inline_branches import (
     merged,
     outputs_of,
 )
+from spdl_async._runtime.inline_calls import attempt, flow, wait_for_retry
 from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_shapes import HeldItems, Waiting, shape, timed_batches
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.ticket import Item, OpFailure
-from spdl_async.errors import RunStateError
 from spdl_async.spec.markers import DROP
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics
 
 Items = Generator[Item, None, None]
 Stage = tuple[OpPlan, Meter, Judge]
@@ -68,10 +65,10 @@ class InlinePass:
         self.facts = facts
         self.epoch = epoch
         self.log = FailureLog()
-        self.judges = Judges(self.log)
         self.meters: list[Meter] = []
         # Each call runs in a copy of the context of the run's start, as everywhere.
         self.context = contextvars.copy_context()
+        self.judges = Judges(self.log, self.context, seed=plan.seed, epoch=epoch)
         self.loop = InlineLoop(self.context)
         self.started = clock()
         self.finished: float | None = None
@@ -140,6 +137,7 @@ class InlinePass:
         for part in reversed(self.parts):
             part.close()
         self.loop.close()
+        self.judges.forget()
         if self.finished is None:
             self.finished = clock()
 
@@ -150,9 +148,9 @@ class InlinePass:
         """Return at once: nothing runs beside the caller."""
 
     @property
-    def failures(self) -> tuple[FailureRecord, ...]:
+    def failures(self) -> Failures:
         """The failures so far."""
-        return tuple(self.log.records)
+        return Failures(self.log.records, self.log.total)
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot."""
@@ -180,6 +178,12 @@ class InlinePass:
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
         """Apply a policy to a failure; raise what ends the run."""
+        answer = judge.ask(item, failure)
+        if answer is not None:
+            try:
+                self.loop.wait_for(answer)
+            except BaseException as raised:  # noqa: BLE001 -- it ends the run
+                judge.answered(item, failure, raised)
         meter.failed += 1
         error = judge.verdict(item, failure)
         if error is not None:
@@ -246,20 +250,12 @@ class InlinePass:
 
     def call(self, stage: Stage, item: Item, plain: set[type]) -> bool:
         """Run one op on an item; ``False`` where the item is dropped or skipped."""
-        op, meter, judge = stage
-        argument = item.value
+        _, meter, judge = stage
         meter.items_in += 1
-        began = clock()
-        failure = None
-        try:
-            value = self.context.copy().run(op.call, argument)
-            if type(value) not in plain and not is_plain(value, plain) and value is not DROP:
-                value = self.loop.wait_for(value)
-        except RunStateError:
-            raise
-        except BaseException as error:  # noqa: BLE001 -- the policy decides
-            failure = caught(error, argument)
-        meter.busy += clock() - began
+        while True:
+            value, failure = attempt(self, stage, item, plain)
+            if failure is None or not wait_for_retry(judge, meter, item, failure):
+                break
         judge.count_calls(1)
         if failure is not None:
             self.settle(judge, meter, item, failure)
@@ -274,57 +270,23 @@ class InlinePass:
 
     def flows(self, stage: Stage, above: Items) -> Items:
         """Run a 1→n op."""
-        op, meter, judge = stage
+        _, meter, judge = stage
         for item in above:
             if item is PAUSE:
                 yield item
                 continue
             meter.items_in += 1
-            context = self.context.copy()
-            values: Iterator[Any] = iter(())
-            failure = None
-            began = clock()
-            try:
-                values = context.run(self.values_of, op, item.value)
-            except RunStateError:
-                raise
-            except BaseException as error:  # noqa: BLE001 -- the policy decides
-                failure = caught(error, item.value)
-            ordinal = 0
-            try:
-                while failure is None:
-                    try:
-                        value = context.run(next, values)
-                    except StopIteration:
-                        break
-                    except BaseException as error:  # noqa: BLE001 -- the policy decides
-                        failure = caught(error, item.value)
-                        break
-                    finally:
-                        meter.busy += clock() - began
-                    if value is DROP:
-                        self.dropped(meter)
-                    else:
-                        meter.items_out += 1
-                        yield item.child(value, (*item.path, ordinal), item.members)
-                    ordinal += 1
-                    began = clock()
-            finally:
-                self.close_user(judge, item, context, values)
+            while True:
+                failure, made = yield from flow(self, stage, item)
+                if failure is None or not wait_for_retry(
+                    judge, meter, item, failure, allowed=not made
+                ):
+                    break
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)
             self.check_budget(judge)
         self.finish(judge)
-
-    def values_of(self, op: OpPlan, value: Any) -> Iterator[Any]:
-        """Return an iterator over what a 1→n op makes of a value."""
-        made = op.call(value)
-        if op.kind == "generator":
-            return iter(made)
-        if inspect.isawaitable(made):
-            made = self.loop.wait_for(made)
-        return self.loop.drive(made) if isinstance(made, AsyncIterable) else flow.iterate(made)
 
     def aggregates(self, plan: AggregatePlan, stage: Stage, above: Items) -> Items:
         """Run a user's aggregator."""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from asyncio import AbstractEventLoop, Future, Task
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine, Iterator
 from contextvars import Context
 from typing import Any
 
+from spdl_async._plan.steps import OpPlan
+from spdl_async._runtime.deadline import stack_of_error
 from spdl_async._runtime.flow import close as close_generator
+from spdl_async._runtime.flow import iterate
 from spdl_async.errors import RunStateError
 
 Outcome = tuple[str, Any]
+
+
+class TimeOverError(Exception):
+    """The time of a call is over; says where it was then."""
 
 
 class InlineLoop:
@@ -45,14 +53,18 @@ class InlineLoop:
         """Make a task of the run; it goes on while something is waited for."""
         return self.get(instead_of=work).create_task(work, context=self.context.copy())
 
-    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run an awaitable to its end."""
-        loop = self.get(instead_of=awaitable)
-        return loop.run_until_complete(self.start(_awaited(awaitable)))
+    def wait_for(self, awaitable: Awaitable[Any], seconds: float | None = None) -> Any:
+        """Run an awaitable to its end.
 
-    def drive(self, values: AsyncIterable[Any]) -> AsyncInOrdinary:
-        """Return an iterator over an async iterable."""
-        return AsyncInOrdinary(self, aiter(values))
+        Raises:
+            TimeOverError: it took longer than ``seconds``.
+        """
+        loop = self.get(instead_of=awaitable)
+        return loop.run_until_complete(self.start(_awaited(awaitable, seconds)))
+
+    def drive(self, values: AsyncIterable[Any], seconds: float | None = None) -> AsyncInOrdinary:
+        """Return an iterator over an async iterable, each of whose items may take ``seconds``."""
+        return AsyncInOrdinary(self, aiter(values), seconds)
 
     def close(self) -> None:
         """End what is left on the loop, and close it."""
@@ -75,8 +87,11 @@ class AsyncInOrdinary:
     task group) from one item to the next.
     """
 
-    def __init__(self, loop: InlineLoop, iterator: AsyncIterator[Any]) -> None:
+    def __init__(
+        self, loop: InlineLoop, iterator: AsyncIterator[Any], seconds: float | None
+    ) -> None:
         self._loop = loop
+        self._seconds = seconds
         self._iterator = iterator
         self._task: Task[None] | None = None
         self._asked: Future[Future[Outcome] | None] | None = None
@@ -109,7 +124,7 @@ class AsyncInOrdinary:
                     return
                 self._asked = asyncio.get_running_loop().create_future()
                 try:
-                    answer.set_result(("value", await anext(iterator)))
+                    answer.set_result(("value", await _awaited(anext(iterator), self._seconds)))
                 except StopAsyncIteration:
                     answer.set_result(("end", None))
                 except BaseException as error:  # noqa: BLE001 -- raised where the item was asked for
@@ -133,8 +148,30 @@ class AsyncInOrdinary:
             raise error
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+async def _awaited(awaitable: Awaitable[Any], seconds: float | None) -> Any:
+    if seconds is None:
+        return await awaitable
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            value = await awaitable
+    except BaseException as error:
+        if scope.expired():
+            raise TimeOverError(stack_of_error(error)) from None
+        raise
+    if scope.expired():
+        raise TimeOverError("")
+    return value
+
+
+def values_of(loop: InlineLoop, op: OpPlan, value: Any) -> Iterator[Any]:
+    """Return an iterator over what a 1→n op makes of a value."""
+    made = op.call(value)
+    if op.kind == "generator":
+        return iter(made)
+    if inspect.isawaitable(made):
+        made = loop.wait_for(made, op.timeout)
+    return loop.drive(made, op.timeout) if isinstance(made, AsyncIterable) else iterate(made)
 
 
 def close(iterator: Any) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.steps import SourcePlan
 from spdl_async._runtime.failures import Judge, caught
-from spdl_async._runtime.puller import iterate
+from spdl_async._runtime.inline_calls import failure_of
+from spdl_async._runtime.puller import NOT_ASYNC, iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
 from spdl_async._runtime.ticket import NO_ITEM, Item, kept_source
 from spdl_async.spec.markers import DROP
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
     """Read the source."""
-    _, meter, judge = stage
+    op, meter, judge = stage
     context = run.context.copy()
     iterator = context.run(open_source, run, plan, judge)
     in_a_row, first, index = 0, None, 0
@@ -32,8 +33,8 @@ def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
             except StopIteration:
                 break
             except BaseException as error:  # noqa: BLE001 -- the policy decides
-                failure = caught(error)
                 item = Item(None, index, NO_ITEM)
+                failure = failure_of(op, item, error)
                 index += 1
                 judge.count_calls(1)
                 run.settle(judge, meter, item, failure)
@@ -67,7 +68,9 @@ def open_source(run: InlinePass, plan: SourcePlan, judge: Judge) -> Iterator[Any
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
         if isinstance(source, AsyncIterable):
-            return run.loop.drive(source)
+            return run.loop.drive(source, plan.op.timeout)
+        if plan.op.timeout is not None:
+            raise TypeError(NOT_ASYNC.format(type(source).__name__))
         return iterate(source)
     except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
         failure = caught(error)

@@ -16,8 +16,8 @@ class Meter:
     """
 
     __slots__ = (
-        "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out", "kind", "name",
-        "notes", "peak", "queue", "waiting_input", "waiting_room",
+        "abandoned", "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
+        "kind", "name", "notes", "peak", "queue", "retried", "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -35,6 +35,8 @@ class Meter:
         self.queue = 0
         self.peak = 0
         self.notes: Mapping[str, object] = NO_NOTES
+        self.retried = 0
+        self.abandoned = 0
 
     def snapshot(self, busy: float = 0.0) -> StageStatistics:
         """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
@@ -52,6 +54,8 @@ class Meter:
             queue=self.queue,
             peak_queue=self.peak,
             notes=self.notes,
+            retried=self.retried,
+            abandoned=self.abandoned,
         )
 
 

@@ -6,10 +6,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+LEAVE: Final = object()
+"""What a job returns whose thread was abandoned and is to end."""
 
 
 class ThreadPool(Executor):
@@ -26,6 +30,7 @@ class ThreadPool(Executor):
         self._lock = threading.Lock()
         self.threads: list[threading.Thread] = []
         self._idle = 0
+        self._started = 0
         self._closed = False
         self.waiting = 0
 
@@ -65,6 +70,16 @@ class ThreadPool(Executor):
         self.put(job)
         return future
 
+    def abandon(self, ident: int) -> None:
+        """Count a thread no more that is stuck in a job, so that another may be started.
+
+        The thread ends itself when that job returns :data:`LEAVE`.
+        """
+        with self._lock:
+            self.threads[:] = [thread for thread in self.threads if thread.ident != ident]
+            if self.waiting > self._idle and not self._closed:
+                self._start_thread()
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let the threads end after the jobs that are queued; ``wait`` joins them."""
         del cancel_futures  # a queued job always runs: hops must give their slots back
@@ -79,8 +94,9 @@ class ThreadPool(Executor):
 
     def _start_thread(self) -> None:
         thread = threading.Thread(
-            target=self._work, name=f"{self._name}-{len(self.threads)}", daemon=True
+            target=self._work, name=f"{self._name}-{self._started}", daemon=True
         )
+        self._started += 1
         self.threads.append(thread)
         self._idle += 1
         thread.start()
@@ -94,7 +110,8 @@ class ThreadPool(Executor):
             with self._lock:
                 self._idle -= 1
                 self.waiting -= 1
-            job()
+            if job() is LEAVE:
+                return
             # An idle thread must not keep the last job's items alive.
             job = None
             with self._lock:

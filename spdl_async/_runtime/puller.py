@@ -24,6 +24,11 @@ from spdl_async.spec.markers import DROP
 if TYPE_CHECKING:
     from spdl_async._runtime.source_step import SourceStep
 
+NOT_ASYNC = (
+    "add_source: the callable returned a {}, which is no async iterable; timeout= is for async sources, "
+    "since nothing can interrupt the thread that pulls a sync one"
+)
+
 
 class Puller:
     """The thread that pulls a sync iterable."""
@@ -138,6 +143,8 @@ class Puller:
             if isinstance(source, AsyncIterable) or inspect.isawaitable(source):
                 self.for_loop = source
                 return
+            if step.timeout is not None:
+                raise TypeError(NOT_ASYNC.format(type(source).__name__))
             iterator = iterate(source)
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             self.put_failure(error)

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from spdl_async._runtime.asking import consult
+from spdl_async._plan.steps import MAX_WINDOW
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
@@ -42,7 +44,8 @@ class End:
         self.held = 0
 
     def room(self) -> int:
-        return self.route.out.room()
+        # What is on its way is bounded by the route's window, so there is always room for it.
+        return MAX_WINDOW if self.route.by_ways else self.route.out.room()
 
     def push(self, items: list[Item]) -> None:
         self.route.arrived(self, items)
@@ -89,8 +92,16 @@ class RouteStep(Step):
         self.input_ended = False
         self.closed = False
         self.fatal: BaseException | None = None
+        self.asking = False  # a user's function about a failure
         self.advancing = False
         self.room = Signal(host.loop)
+        out.on_demand = self.pass_demand_on
+
+    def pass_demand_on(self) -> None:
+        """Tell the branches' last steps that the next step waits."""
+        for end in self.ends:
+            if end.on_demand is not None:
+                end.on_demand()
 
     def attach(self, inlets: list[Outlet]) -> None:
         """Take the outlets into the branches, whose room is not asked for: the window bounds all."""
@@ -264,6 +275,8 @@ class RouteStep(Step):
         if self.fatal is not None:
             if not self.ready:
                 self.end_with(self.fatal)
+        elif self.asking:
+            return
         elif not self.ready and not self.held and len(self.verdicts) == len(self.ends):
             self.closed = True
             own = (v for v in self.verdicts.values() if v is not None)
@@ -275,7 +288,7 @@ class RouteStep(Step):
         if not self.by_ways:
             self.look_for_failure(None)
         elif self.ordered:
-            while self.held and self.fatal is None:
+            while self.held and self.fatal is None and not self.asking:
                 way = self.held[0]
                 if way.results:
                     self.leave(way)
@@ -285,7 +298,7 @@ class RouteStep(Step):
                 self.held.popleft()
                 self.finish(way)
         else:
-            while self.done and self.fatal is None:
+            while self.done and self.fatal is None and not self.asking:
                 way = self.done.popleft()
                 self.held.remove(way)
                 self.finish(way)
@@ -326,12 +339,19 @@ class RouteStep(Step):
 
     def settle(self, item: Item, error: BaseException) -> None:
         """Apply the router's policy to what a branch has returned."""
-        self.meters[0].failed += 1
-        self.judge.count_calls(1)
-        self.fatal = self.judge.verdict(
-            item, OpFailure(error, f"{type(error).__name__}: {error}\n")
-        )
-        self.host.ledger.release(item)
+        failure = OpFailure(error, f"{type(error).__name__}: {error}\n")
+
+        def decide() -> None:
+            self.asking = False
+            self.meters[0].failed += 1
+            self.judge.count_calls(1)
+            self.fatal = self.judge.verdict(item, failure)
+            self.host.ledger.release(item)
+            self.advance_soon()
+
+        self.asking = consult(self, self.judge, item, failure, decide)
+        if not self.asking:
+            decide()
 
     def look_for_failure(self, head: Way | None) -> None:
         """Find the failure that ends the data: with input order, that of the first unfinished item."""

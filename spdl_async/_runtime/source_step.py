@@ -17,11 +17,13 @@ from time import perf_counter as clock
 from typing import Any
 
 from spdl_async._plan.steps import MAX_CHUNK
+from spdl_async._runtime.asking import hear
 from spdl_async._runtime.channel import Outlet, Signal
+from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.puller import Puller
+from spdl_async._runtime.puller import NOT_ASYNC, Puller
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import (
     DROPPED,
@@ -56,12 +58,14 @@ class SourceStep(Step):
         judge: Judge,
         meter: Meter,
         thread_name: str,
+        timeout: float | None = None,
     ) -> None:
         super().__init__(host, None, out)
         self.open_source = open_source
         self.on_loop = on_loop
         self.builtin = builtin
         self.judge = judge
+        self.timeout = timeout
         self.meters = [meter]
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
@@ -135,6 +139,30 @@ class SourceStep(Step):
                 return good, error
         return good, None
 
+    async def judged(self, items: list[Item]) -> tuple[list[Item], BaseException | None, int]:
+        """Do as :meth:`accept`, asking the user's function about failures, one after the other.
+
+        What comes before such a failure is handed on at once; the last number says how many.
+        """
+        if self.judge.handler is None or not any(item.state == FAILED for item in items):
+            return *self.accept(items), 0
+        good: list[Item] = []
+        early = 0
+        for item in items:
+            if item.state == FAILED:
+                if good:
+                    self.hand_on(good)
+                    early += len(good)
+                    good = []
+                answer = self.judge.ask(item, item.value)
+                if answer is not None:
+                    await hear(self, self.judge, answer, item, item.value)
+            more, error = self.accept([item])
+            good += more
+            if error is not None:
+                return good, error, early
+        return good, None, early
+
     def at_source_end(self) -> BaseException | None:
         """Return the failure that ended the source, where its end came right after one.
 
@@ -207,14 +235,15 @@ class SourceStep(Step):
         while True:
             items = puller.take()
             if items:
-                good, error = self.accept(items)
+                good, error, early = await self.judged(items)
                 if good:
                     self.hand_on(good)
                 if error is not None:
                     puller.stop()
                     return error
-                if len(good) < len(items):
-                    puller.grant(len(items) - len(good), self.pace.window)
+                lost = len(items) - len(good) - early
+                if lost:
+                    puller.grant(lost, self.pace.window)
                 del items, good
             elif puller.finished:
                 if puller.buffer:
@@ -232,6 +261,8 @@ class SourceStep(Step):
             if inspect.isawaitable(source):
                 source = await source
             if not isinstance(source, AsyncIterable):
+                if self.timeout is not None:
+                    raise TypeError(NOT_ASYNC.format(type(source).__name__))
                 self.open_source = lambda: source
                 return await self.read_thread()
             iterator = aiter(source)
@@ -256,15 +287,25 @@ class SourceStep(Step):
         """Hand items on one by one; the next step takes what has gathered when it comes."""
         meter = self.meters[0]
         began = resumed = clock()
+        deadline = None if self.timeout is None else Deadline(self, self.timeout)
         while True:
             try:
+                if deadline is not None:
+                    deadline.start()
                 value = await anext(iterator)
+                if deadline is not None and deadline.stop():
+                    raise TimeoutError  # the source has held out against its cancellation
             except StopAsyncIteration:
+                if deadline is not None:
+                    deadline.stop()
                 return self.at_source_end()
             except BaseException as error:
+                is_over = deadline is not None and deadline.stop()
                 if self.asked_to_stop(error):
                     raise
                 item = self.failed_item(error)
+                if is_over:
+                    item.value = self.overdue_item(item, error)
             else:
                 item = Item(value, self.pulled, kept_source(value))
                 if value is DROP:
@@ -272,7 +313,7 @@ class SourceStep(Step):
                 del value
             self.pulled += 1
             meter.busy += clock() - began
-            good, error_or_none = self.accept([item])
+            good, error_or_none, _ = await self.judged([item])
             del item
             if good:
                 self.hand_on(good)
@@ -285,6 +326,10 @@ class SourceStep(Step):
             if began - resumed > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = resumed = clock()
+
+    def overdue_item(self, item: Item, error: BaseException) -> OpFailure:
+        """Return the failure of a source that took too long for an item."""
+        return time_over(self.meters[0].name, item, self.timeout or 0.0, stack_of_error(error))
 
     def failed_item(self, error: BaseException) -> Item:
         """Return an item that carries a failure of the source."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
+from spdl_async._runtime.asking import ask_about
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
@@ -90,6 +91,7 @@ class Step:
         self.halted = False  # no call is started any more
         self.cancelled = False  # and the results of those that run are not wanted
         self.tasks: list[Task[None]] = []
+        self.overdue: set[Task[Any]] = set()  # cancelled because their time was over, not by a stop
         self.untaken = 0
         self.untaken_since = 0.0
         out.on_taken = self.taken
@@ -115,7 +117,9 @@ class Step:
         self.halted = True
         self.cancelled = True
         for task in self.tasks:
-            if not task.cancelling():  # a second one would interrupt what it closes
+            # A second cancellation would interrupt what it closes.
+            if not task.cancelling() or task in self.overdue:
+                self.overdue.discard(task)
                 task.cancel()
 
     def give_up(self) -> None:
@@ -126,6 +130,10 @@ class Step:
 
     def running(self) -> list[tuple[str, int, Item | None]]:
         """Return (stage, thread ident, item) of the calls that run in threads now."""
+        return []
+
+    def left_behind(self) -> list[str]:
+        """Name the calls that were abandoned and still run."""
         return []
 
     def statistics(self) -> list[StageStatistics]:
@@ -220,6 +228,7 @@ class WindowedStep(Step):
         self.room = Signal(host.loop)
         self.feeder: Task[None] | None = None
         self.by_call = any(j.budget.limit is not None for j in judges)
+        self.asks = any(j.handler is not None for j in judges)
 
     def start(self) -> None:
         self.feeder = self.launch(self.feed(), "input")
@@ -333,6 +342,10 @@ class WindowedStep(Step):
                 item.state = PENDING
                 ready.append(item)
                 if self.by_call and self.count_and_check():
+                    break
+            elif self.asks and state == FAILED and ask_about(self, item):
+                if self.ordered:
+                    waiting.appendleft(item)
                     break
             elif not self.settle(item, state):
                 break

@@ -10,13 +10,14 @@ from concurrent.futures import Executor
 from typing import Any
 
 from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import BaseHop, MapHop, dispose
 from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host
-from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
@@ -38,6 +39,7 @@ class ThreadStep(HoppingStep):
         ceiling: int,
         judges: list[Judge],
         meters: list[Meter],
+        timeout: float | None = None,
     ) -> None:
         super().__init__(
             host,
@@ -51,6 +53,7 @@ class ThreadStep(HoppingStep):
             meters=meters,
         )
         self.calls = calls
+        self.timeout = timeout
         self.numbered = tuple(enumerate(calls))
         self.plain: set[type] = set()
         self.awaiting: deque[tuple[MapHop, Item]] = deque()
@@ -99,6 +102,26 @@ class ThreadStep(HoppingStep):
         while self.awaiting:
             self.start_awaiting(*self.awaiting.popleft())
 
+    def call_again(self, item: Item, value: Any, failure: OpFailure) -> bool:
+        """Take back an item whose op ``item.at`` is to be called again on ``value``; from any thread."""
+        wait = self.judges[item.at].retry_after(item, failure)
+        if wait is None or self.backoff is None:
+            return False
+        item.value = value
+        self.backoff.news.append((item, wait))
+        self.wake()
+        return True
+
+    def count_retry(self, what: Any) -> None:
+        self.meters[what.at].retried += 1
+        self.collected += 1  # the failed call was counted as a finished item
+
+    def go_on(self, hop: BaseHop, what: Any) -> None:
+        assert isinstance(hop, MapHop)
+        hop.resume = (what, what.at)
+        if not self.submit(hop):
+            hop.resume = None
+
     def collect_hop(self, hop: BaseHop) -> None:
         if isinstance(hop, MapHop):
             for at, meter in enumerate(self.meters):
@@ -132,34 +155,56 @@ class ThreadStep(HoppingStep):
     async def await_result(self, hop: MapHop, item: Item, awaitable: Any) -> None:
         """Await one result, then finish the item or run the rest of its group in a new hop."""
         at = item.at
+        argument, hop.argument = hop.argument, None
         began = self.host.loop.time()
+        deadline = None if self.timeout is None else Deadline(self, self.timeout)
+        failure = None
         try:
+            if deadline is not None:
+                deadline.start(hop.time_left())
             value = await awaitable
         except BaseException as error:
+            is_over = deadline is not None and deadline.stop()
             if self.asked_to_stop(error):
                 raise
-            item.value = failure = caught(error)
-            item.state = FAILED
-            if self.judges[at].raises or not isinstance(failure.exception, Exception):
-                self.halted = True
+            failure = self.overdue_item(item, error) if is_over else caught(error)
         else:
-            if value is DROP:
-                item.state = DROPPED
-            elif at + 1 == len(self.calls):
-                item.value = value
+            if deadline is not None and deadline.stop():
+                failure = self.overdue_item(item, None)
+        self.meters[at].busy += self.host.loop.time() - began
+        if failure is not None:
+            self.end_awaited(item, argument, failure)
+        elif value is DROP:
+            item.state = DROPPED
+        else:
+            item.value = value
+            if at + 1 == len(self.calls):
+                item.at = 0
                 item.state = DONE
             else:
-                item.value = value
                 hop.resume = (item, at + 1)
-        self.meters[at].busy += self.host.loop.time() - began
-        if item.state != PENDING:
-            next(self.finished)
-            if not self.ordered:
-                self.done.append(item)
-            self.ended.append(hop)
-            self.wake()
-        elif not self.submit(hop):
-            hop.resume = None
+                if not self.submit(hop):
+                    hop.resume = None
+                return
+        next(self.finished)
+        if not self.ordered and item.state != PENDING:
+            self.done.append(item)
+        self.ended.append(hop)
+        self.wake()
+
+    def end_awaited(self, item: Item, argument: Any, failure: OpFailure) -> None:
+        """Mark an item as failed, or have its op called again."""
+        if self.backoff is not None and self.call_again(item, argument, failure):
+            return
+        item.value = failure
+        item.state = FAILED
+        if self.judges[item.at].raises or not isinstance(failure.exception, Exception):
+            self.halted = True
+
+    def overdue_item(self, item: Item, error: BaseException | None) -> OpFailure:
+        """Return the failure of a call whose awaitable was cancelled because its time was over."""
+        stack = "" if error is None else stack_of_error(error)
+        return time_over(self.meters[item.at].name, item, self.timeout or 0.0, stack)
 
     def unreached_failures(self) -> None:
         super().unreached_failures()
@@ -171,9 +216,10 @@ class ThreadStep(HoppingStep):
         for at, meter in enumerate(self.meters):
             busy = sum(h.busy[at] for h in self.hops if isinstance(h, MapHop))
             calls = sum(h.calls[at] for h in self.hops if isinstance(h, MapHop))
+            items = meter.calls + calls - meter.retried
             if at:
-                meter.items_in = meter.calls + calls
+                meter.items_in = items
             if at + 1 < len(self.meters):
-                meter.items_out = meter.calls + calls - meter.failed - meter.dropped
+                meter.items_out = items - meter.failed - meter.dropped
             shots.append(meter.snapshot(busy))
         return shots

@@ -46,10 +46,14 @@ class Item:
         path: ordinals below each 1→n stage.
         members: of a batch, the items that it was made of (emptied of their values); never changed.
         state: ``PENDING`` while a step works on it, else how that ended.
-        at: index of the op in a fused group that dropped or failed it.
+        at: index of the op in a fused group that dropped or failed it, or is to be called again.
     """
 
-    __slots__ = ("at", "index", "members", "open", "path", "root", "source", "state", "value")
+    __slots__ = (
+        "at", "index", "members", "open", "path", "root", "source", "state", "tries", "value",
+    )  # fmt: skip
+
+    tries: tuple[object, int]  # whose failed calls, and how many; set at the first that is repeated
 
     # One call an item: as few and as plain assignments as will do.
     def __init__(
@@ -87,14 +91,24 @@ class Item:
 
 
 class OpFailure:
-    """An exception on its way to the policy, with the text of its traceback."""
+    """An exception on its way to the policy, with the text of its traceback.
 
-    __slots__ = ("exception", "input_was_none", "text")
+    Attributes:
+        attempts: how often the op was called on the item.
+        asked: whether the user's ``on_error`` function was asked about it.
+        answer: what that raised.
+    """
+
+    __slots__ = ("answer", "asked", "attempts", "exception", "input_was_none", "text", "trace")
 
     def __init__(self, exception: BaseException, text: str, input_was_none: bool = False) -> None:
         self.exception = exception
         self.text = text
         self.input_was_none = input_was_none
+        self.attempts = 1
+        self.asked = False
+        self.answer: BaseException | None = None
+        self.trace: Any = None
 
 
 class Ledger:

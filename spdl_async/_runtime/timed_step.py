@@ -1,253 +1,390 @@
-"""Gathering with a limit on how long the first item of a batch waits (``aggregate(within=)``).
+"""Stages whose calls in threads have a timeout.
 
-One timer a stage, armed only while a batch is open. A timer that finds a later batch open than the
-one that it was armed for is armed again for that one, so a fast stage pays for a timer once in
-``within`` seconds, not once a batch.
+A thread cannot be interrupted, so a call whose time is over is abandoned: the loop gives its slot to
+another hop and its thread to nobody, the pool may start a thread in its place, and the item fails
+with a ``StageTimeout``. What the call returns one day is dropped.
+
+Whether a call was in time is decided by whoever takes the one entry of its *claim* first: the thread
+when the call has returned, or the loop when the time is over. Taking it out of a list is atomic.
 """
 
 from __future__ import annotations
 
-import asyncio
-from asyncio import AbstractEventLoop, TimerHandle
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+import inspect
+from asyncio import TimerHandle
+from collections.abc import AsyncIterable, Iterator
+from time import perf_counter as clock
+from typing import Any, Final
 
-from spdl_async._runtime.aggregate_step import AggregateStep
-from spdl_async._runtime.batch_step import (
-    MAX_MEMBERS,
-    MOST,
-    SLICE_SECONDS,
-    BatchStep,
-    batch_of,
-    cut,
-    shorten,
-)
-from spdl_async._runtime.meter import clock
+from spdl_async._plan.results import is_plain
+from spdl_async._plan.steps import ABANDONED_FACTOR
+from spdl_async._runtime.abandoned import log_late, too_many_abandoned
+from spdl_async._runtime.deadline import stack_of_thread, time_over
+from spdl_async._runtime.failures import caught
+from spdl_async._runtime.flow import Flow, FlowHop, close, iterate
+from spdl_async._runtime.generator_step import ThreadFlowStep
+from spdl_async._runtime.hop import QUANTUM, BaseHop, MapHop, dispose
+from spdl_async._runtime.hopping_step import HoppingStep
+from spdl_async._runtime.pool import LEAVE
 from spdl_async._runtime.step import guarded
-from spdl_async._runtime.ticket import NO_ITEM, Item, OpFailure
+from spdl_async._runtime.thread_step import ThreadStep
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item, OpFailure, where_is
+from spdl_async.spec.markers import DROP
+
+NOTHING: Final = object()
 
 
-class Deadline:
-    """When the open batch is to leave; ``on_due`` is called then, on the loop."""
+class Lease:
+    """The time of a hop's calls.
 
-    __slots__ = ("_armed_for", "_at", "_due", "_loop", "_timer")
-
-    def __init__(self, loop: AbstractEventLoop, due: Callable[[], None]) -> None:
-        self._loop = loop
-        self._due = due
-        self._at: float | None = None
-        self._armed_for = 0.0
-        self._timer: TimerHandle | None = None
-
-    def set(self, at: float | None) -> None:
-        """Set it in the loop's time, or ``None`` where nothing waits."""
-        self._at = at
-        if at is not None and self._timer is None:
-            self._arm(at)
-
-    def cancel(self) -> None:
-        """Let go of the timer."""
-        self._at = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self, at: float) -> None:
-        self._armed_for = at
-        self._timer = self._loop.call_at(at, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        at = self._at
-        if at is None:
-            return
-        # The numbers are compared, not the clock: a timer may fire a clock tick early.
-        if at != self._armed_for:
-            self._arm(at)
-            return
-        self._at = None
-        self._due()
-
-
-class TimedBatchStep(BatchStep):
-    """Lists of ``size`` items, shorter ones where the first item has waited ``within`` seconds."""
-
-    def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
-        self.members: list[Item] = []
-        self.values: list[Any] = []
-        self.overdue = False
-
-    def stop(self) -> None:
-        super().stop()
-        self.deadline.cancel()
-
-    async def work(self) -> None:
-        """Fill batches until the input ends; a failure above leaves the open one unfinished."""
-        inp, size, meter = self.inp, self.size, self.meters[0]
-        inp.quorum = 1  # the first item of a batch must be known at once: its time runs
-        resumed = clock()
-        while True:
-            if clock() - resumed > SLICE_SECONDS:
-                await asyncio.sleep(0)
-                resumed = clock()
-            ahead = self.ahead
-            while self.untaken >= ahead:
-                await self.room.wait()
-            if self.overdue:
-                self.emit_open()
-                continue
-            began = clock()
-            batches = (
-                1 if size > MAX_MEMBERS else max(1, self.out.room() + ahead - 1 - self.untaken)
-            )
-            wanted = size * batches - len(self.values)
-            items = await inp.get_many(min(wanted, MOST))
-            meter.waiting_input += clock() - began
-            if not items:
-                break
-            meter.items_in += len(items)
-            self.accept(items)
-            del items
-        self.deadline.cancel()
-        self.finish()
-
-    @property
-    def ahead(self) -> int:
-        """How many finished batches may wait for room."""
-        return max(1, self.pace.window // self.size)
-
-    def accept(self, items: list[Item]) -> None:
-        """Put items into the open batch; emit what is full."""
-        size, meter = self.size, self.meters[0]
-        begins = not self.values
-        self.values += [item.value for item in items]
-        for item in items:
-            item.value = None
-        self.members += items
-        shorten(self.members, self.host.ledger)
-        meter.peak = max(meter.peak, min(size, len(self.values)))
-        if len(self.values) >= size:
-            self.emit(cut(self.members, self.values, size))
-            self.pace.look(meter.items_out * size, True)
-            whole = len(self.values) // size * size
-            self.members, self.values = self.members[whole:], self.values[whole:]
-            begins = True
-        if begins:
-            self.overdue = False
-            at = self.host.loop.time() + self.within if self.values else None
-            self.deadline.set(at)
-        meter.queue = len(self.values)
-
-    @guarded
-    def on_due(self) -> None:
-        """Emit the open batch; where there is no room it goes on filling until there is."""
-        if self.untaken < self.ahead:
-            self.emit_open()
-        else:
-            self.overdue = True
-
-    def emit_open(self) -> None:
-        """Emit the open batch as it is."""
-        self.overdue = False
-        members, self.members = self.members, []
-        values, self.values = self.values, []
-        self.meters[0].queue = 0
-        self.emit([batch_of(members, values)])
-
-    def finish(self) -> None:
-        """Settle the last batch, and close."""
-        meter, failure = self.meters[0], self.inp.failure
-        meter.queue = 0
-        if self.members and failure is None:
-            if self.drop_last:
-                meter.dropped += len(self.values)
-                for item in self.members:
-                    self.host.ledger.release(item)
-            else:
-                self.emit_open()
-        self.out.close(failure)
-
-
-class TimedAggregateStep(AggregateStep):
-    """A user's aggregator that is flushed when an item has waited ``within`` seconds in it.
-
-    What an aggregator of the user's holds only it knows. After an output the item that brought it about
-    may be still in it, so its time runs on; a flush that finds nothing does no harm. Those of ours
-    tell: there it is the item that is held longest whose time counts.
+    Attributes:
+        claim: holds when the present call began, until somebody takes it.
+        began: when the last call began.
+        abandoned: the loop has taken the claim; the hop belongs to nobody any more.
+        gone: the call has returned all the same.
     """
 
-    def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
+    __slots__ = ("abandoned", "began", "claim", "gone")
+
+    def __init__(self) -> None:
+        self.claim: list[float] = []
+        self.began = 0.0
+        self.abandoned = False
+        self.gone = False
+
+    def begin(self) -> float:
+        """Begin a call."""
+        self.began = now = clock()
+        self.claim = [now]
+        return now
+
+    def end(self) -> bool:
+        """End a call; tell whether it was in time."""
+        try:
+            self.claim.pop()
+        except IndexError:
+            return False
+        return True
+
+    def take(self, seconds: float) -> float | None:
+        """Abandon the call if it is older than ``seconds``, else return how much it has left.
+
+        ``None``: it is abandoned. Infinity: no call runs.
+        """
+        claim = self.claim
+        try:
+            left = claim[0] + seconds - clock()
+            if left > 0:
+                return left
+            claim.pop()
+        except IndexError:  # it has returned meanwhile
+            return float("inf")
+        self.abandoned = True
+        return None
+
+
+class TimedMapHop(MapHop):
+    """Runs one op on one item after the other; each is announced, as the loop looks at the time."""
+
+    __slots__ = ("lease",)
+
+    step: TimedThreadStep
+
+    def __init__(self, step: TimedThreadStep) -> None:
+        super().__init__(step)
+        self.lease = Lease()
+
+    @property
+    def cancelled(self) -> bool:
+        return self.step.cancelled or self.lease.abandoned
+
+    def job(self) -> object:
+        super().job()
+        return LEAVE if self.lease.gone else None
+
+    def time_left(self) -> float | None:
+        return self.lease.began + (self.step.timeout or 0.0) - clock()
+
+    def drain(self) -> bool:
+        step = self.step
+        start = clock()
+        while True:
+            if self.resume is not None:
+                item, _ = self.resume
+                self.resume = None
+                if step.cancelled:
+                    return False
+            elif step.halted:
+                return False
+            else:
+                try:
+                    item = step.inbox.popleft()
+                except IndexError:
+                    return False
+            self.item = item
+            if not self.call(item):
+                return True
+            next(step.finished)
+            step.wake()
+            if clock() - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
+                return self.requeue()
+
+    def call(self, item: Item) -> bool:
+        """Call the op; ``False`` where this job is over: the item is awaited, or given up."""
+        step, argument = self.step, item.value
+        value: Any = NOTHING
+        error: BaseException | None = None
+        began = self.lease.begin()
+        try:
+            value = step.calls[0](argument)
+        except BaseException as raised:  # noqa: BLE001 -- the stage's policy decides, on the loop
+            error = raised
+        if not self.lease.end():
+            end_late(self, value, error)
+            return False
+        self.busy[0] += clock() - began
+        self.calls[0] += 1
+        self.slow += 1  # never in shares, whatever the pace
+        if error is not None:
+            failure = caught(error, argument, brief=step.judges[0].log.full)
+            error = None
+            if step.backoff is not None and step.call_again(item, argument, failure):
+                return True
+            step.fail(item, failure)
+        elif value is DROP:
+            item.state = DROPPED
+        elif type(value) in step.plain or is_plain(value, step.plain):
+            item.value = value
+            item.state = DONE
+        else:
+            self.await_later(item, argument, value)
+            return False
+        if not step.ordered:
+            step.done.append(item)
+        return True
+
+    def await_later(self, item: Item, argument: Any, awaitable: Any) -> None:
+        """Have the loop await what the op returned; the item keeps this slot."""
+        step = self.step
+        item.value = awaitable
+        self.argument = argument
+        self.item = None
+        self.thread = 0
+        step.awaiting.append((self, item))
+        step.wake()
+
+
+class TimedFlowHop(FlowHop):
+    """Drives iterators whose next value has a time."""
+
+    __slots__ = ("driven", "lease")
+
+    step: TimedFlowStep
+
+    def __init__(self, step: TimedFlowStep) -> None:
+        super().__init__(step)
+        self.lease = Lease()
+        self.driven: Flow | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.step.cancelled or self.lease.abandoned
+
+    def job(self) -> object:
+        super().job()
+        return LEAVE if self.lease.gone else None
+
+    def drive(self, flow: Flow, start: float) -> str:
+        step = self.step
+        self.driven = flow
+        while True:
+            iterator = flow.iterator
+            if step.cancelled:
+                if iterator is not None:
+                    close(iterator)
+                flow.end()
+                return "ended"
+            if iterator is not None and flow.full(step.flow_limit):
+                step.park(flow, self)
+                return "parked"
+            if iterator is not None and clock() - start > QUANTUM and step.line.crowded:
+                return "requeue"
+            how = self.next_value(flow, iterator)
+            if how != "value":
+                return how
+
+    def next_value(self, flow: Flow, iterator: Iterator[Any] | None) -> str:
+        """Take one value; return what to do then."""
+        step, argument = self.step, flow.item.value
+        value: Any = NOTHING
+        error: BaseException | None = None
+        began = self.lease.begin()
+        try:
+            if iterator is None:
+                opened = step.call(argument)
+                for_loop = isinstance(opened, AsyncIterable) or not is_plain(opened, step.plain)
+                if for_loop and not step.is_generator:
+                    value = opened
+                else:
+                    iterator = iterate(opened)
+            if iterator is not None:
+                value = next(iterator, NOTHING)
+        except BaseException as raised:  # noqa: BLE001 -- the stage's policy decides, on the loop
+            error = raised
+        if not self.lease.end():
+            end_late(self, value, error)
+            if iterator is not None:
+                close(iterator)
+            return "abandoned"
+        self.busy += clock() - began
+        self.slow += 1
+        if error is not None:
+            self.failed(flow, error)
+        elif iterator is None:
+            self.item = None
+            self.thread = 0
+            flow.hop = self
+            step.to_loop.append((flow, value))
+            step.wake()
+            return "handed over"
+        elif value is NOTHING:
+            flow.end()
+        else:
+            flow.iterator = iterator
+            flow.add(value)
+            step.news_of(flow)
+            return "value"
+        self.calls += flow.ended
+        return "ended"
+
+
+def end_late(hop: TimedMapHop | TimedFlowHop, value: Any, error: BaseException | None) -> None:
+    """Drop what an abandoned call has come to; its thread ends."""
+    if error is not None:
+        log_late(hop.step.meters[0].name, error)
+    elif value is not NOTHING and inspect.isawaitable(value):
+        dispose(value)
+    hop.lease.gone = True
+
+
+class TimedStep(HoppingStep):
+    """What the two kinds of stages share: a timer that looks at the calls that run."""
+
+    timeout: float | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
-        self.tick = Item(None, -1, NO_ITEM, None, (), ())
-        self.arrivals: deque[float] = deque()
-        self.arrived: dict[int, float] = {}  # of items by number, where the aggregator tells those
-        self.waits = False  # a deadline is set, or its flush is on its way
-        self.ticking = False
-        self.ends_with_flush = False
+        self.lost: list[tuple[TimedMapHop | TimedFlowHop, Item]] = []
+        self.watch: TimerHandle | None = None
 
-    def begin(self, items: list[Item]) -> None:
-        now = self.host.loop.time()
-        self.arrivals.extend([now] * len(items))
-        super().begin(items)
+    def submit(self, hop: BaseHop) -> bool:
+        if self.watch is None:
+            self.watch = self.host.loop.call_later(self.timeout or 0.0, self.look)
+        return super().submit(hop)
 
-    def finish_input(self) -> None:
-        self.deadline.cancel()
-        self.ends_with_flush = self.inp.failure is None and not self.drop_last
-        if self.ends_with_flush:
-            self.inbox.append(None)
-            self.dispatch()
-        self.flushed = not (self.ends_with_flush or self.ticking)
-
-    def stop(self) -> None:
-        super().stop()
-        self.deadline.cancel()
+    def disarm(self) -> None:
+        super().disarm()
+        if self.quiet and self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
 
     @guarded
-    def on_due(self) -> None:
-        """Have the aggregator flushed, after the items that wait before it."""
-        if not self.halted and not self.input_ended:
-            self.ticking = True
-            self.inbox.append(self.tick)
-            self.dispatch()
-            self.arm()
+    def look(self) -> None:
+        """Abandon the calls whose time is over, also while the run stops; wait for the next."""
+        self.watch = None
+        seconds = self.timeout or 0.0
+        soonest = seconds
+        for hop in list(self.hops):
+            if isinstance(hop, (TimedMapHop, TimedFlowHop)):
+                left = hop.lease.take(seconds)
+                if left is None:
+                    self.abandon(hop)
+                else:
+                    soonest = min(soonest, left)
+        if self.active and self.watch is None:
+            self.watch = self.host.loop.call_later(soonest, self.look)
 
-    def settle_outcome(self, item: Item | None, values: list[Any], bad: OpFailure | None) -> None:
-        if item is self.tick:
-            self.settle_flush(values, bad)
-            return
-        number = self.accepted_in_all
-        super().settle_outcome(item, values, bad)
-        if item is None:
-            return
-        arrived = self.arrivals.popleft()
-        if self.input_ended or bad is not None:
-            return
-        if self.exact:
-            self.arrived[number] = arrived
-            self.follow_oldest()
-        elif values or not self.waits:
-            self.waits = True
-            self.deadline.set(arrived + self.within)
+    def abandon(self, hop: TimedMapHop | TimedFlowHop) -> None:
+        """Give up a call: its slot is free, its thread is nobody's, its item has failed."""
+        item = hop.item
+        assert item is not None
+        meter = self.meters[0]
+        meter.abandoned += 1
+        meter.calls += 1
+        meter.busy += self.timeout or 0.0
+        self.hops.remove(hop)
+        self.at_work.discard(hop)
+        self.collect_hop(hop)
+        self.lost = [entry for entry in self.lost if not entry[0].lease.gone]
+        self.lost.append((hop, item))
+        stack = stack_of_thread(hop.thread)
+        if self.line.ours is not None:
+            self.line.ours.abandon(hop.thread)
+        if not self.cancelled:
+            self.time_is_over(hop, time_over(meter.name, item, self.timeout or 0.0, stack))
+            if len(self.lost) > ABANDONED_FACTOR * self.concurrency:
+                self.end_overrun()
+            else:
+                self.wake()
+        if self.quiet:
+            self.host.became_quiet()
 
-    def follow_oldest(self) -> None:
-        """Set the deadline by the item that is held longest."""
-        arrived, held = self.arrived, self.by_number
-        while arrived and (oldest := next(iter(arrived))) not in held:
-            del arrived[oldest]
-        if not self.ticking:
-            self.deadline.set(arrived[oldest] + self.within if arrived else None)
+    def time_is_over(self, hop: Any, failure: OpFailure) -> None:
+        """Fail what the call was made for."""
+        raise NotImplementedError
 
-    def settle_flush(self, values: list[Any], bad: OpFailure | None) -> None:
-        """Settle a flush that the clock asked for; the data go on after it."""
-        super().settle_outcome(None, values, bad)
-        self.flushed = self.input_ended and not self.ends_with_flush
-        self.ticking = self.waits = False
-        self.deadline.set(None)
-        if self.exact and not self.input_ended:
-            self.follow_oldest()
+    def end_overrun(self) -> None:
+        """End the run: too many calls are stuck."""
+        self.advance()
+        if self.closed:
+            return
+        self.fatal = too_many_abandoned(self, len(self.lost))
+        self.advance_soon()
+
+    def left_behind(self) -> list[str]:
+        name = self.meters[0].name
+        return [
+            f"stage {name!r} on {where_is(item)}" for hop, item in self.lost if not hop.lease.gone
+        ]
+
+
+class TimedThreadStep(TimedStep, ThreadStep):
+    """One 1→1 sync op with a timeout."""
+
+    def new_hop(self) -> TimedMapHop:
+        return TimedMapHop(self)
+
+    def fail(self, item: Item, failure: OpFailure) -> None:
+        """Mark an item as failed; from any thread."""
+        item.value = failure
+        item.state = FAILED
+        if self.judges[0].raises or not isinstance(failure.exception, Exception):
+            self.halted = True
+
+    def time_is_over(self, hop: TimedMapHop, failure: OpFailure) -> None:
+        item = hop.item
+        assert item is not None
+        next(self.finished)
+        if self.backoff is not None and self.call_again(item, item.value, failure):
+            return
+        self.fail(item, failure)
+        if not self.ordered:
+            self.done.append(item)
+
+
+class TimedFlowStep(TimedStep, ThreadFlowStep):
+    """A 1→n op with a timeout for each next value."""
+
+    def new_hop(self) -> TimedFlowHop:
+        return TimedFlowHop(self)
+
+    def time_is_over(self, hop: TimedFlowHop, failure: OpFailure) -> None:
+        flow = hop.driven
+        assert flow is not None
+        flow.iterator = None
+        if self.call_again(flow, failure):
+            return
+        flow.end(failure)
+        if self.judges[0].raises:
+            self.halted = True
+        self.news_of(flow)

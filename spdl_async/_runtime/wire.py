@@ -25,6 +25,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async._runtime.aggregate_step import AggregateStep
 from spdl_async._runtime.batch_step import BatchStep, FlattenStep
+from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
@@ -36,7 +37,8 @@ from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep,
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
-from spdl_async._runtime.timed_step import TimedAggregateStep, TimedBatchStep
+from spdl_async._runtime.timed_step import TimedFlowStep, TimedThreadStep
+from spdl_async._runtime.within_step import TimedAggregateStep, TimedBatchStep
 
 if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
@@ -110,6 +112,7 @@ def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
         builtin=source.source if source.builtin else None,
         judge=engine.judges.of(source.op),
         meter=Meter(source.op.name, "source", 1),
+        timeout=source.op.timeout,
         thread_name=f"spdl_async-{engine.plan.name}-{source.op.name}",
     )
 
@@ -126,8 +129,12 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     kind = "async" if plan.on_loop else "thread"
     meters = [Meter(op.name, kind, plan.concurrency) for op in plan.ops]
     calls = [op.call for op in plan.ops]
+    timeout = plan.ops[0].timeout
     if plan.on_loop:
-        return LoopStep(
+        make: Callable[..., Step] = LoopStep
+        if timeout is not None or judges[0].retries is not None:
+            make = functools.partial(CarefulLoopStep, timeout=timeout)
+        return make(
             engine,
             above,
             below,
@@ -151,8 +158,9 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             ordered=plan.ordered,
             judges=judges,
             meters=meters,
+            timeout=timeout,
         )
-    return ThreadStep(
+    return (ThreadStep if timeout is None else TimedThreadStep)(
         engine,
         above,
         below,
@@ -164,12 +172,14 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         ceiling=plan.bound,
         judges=judges,
         meters=meters,
+        timeout=timeout,
     )
 
 
 @make_step.register(FlowPlan)
 def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return ThreadFlowStep(
+    timeout = plan.op.timeout
+    return (ThreadFlowStep if timeout is None else TimedFlowStep)(
         engine,
         above,
         below,
@@ -183,6 +193,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         max_flow=MAX_FLOW,
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
+        timeout=timeout,
     )
 
 

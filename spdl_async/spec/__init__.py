@@ -5,7 +5,9 @@ from __future__ import annotations
 from spdl_async.spec.aggregator import Aggregator as Aggregator
 from spdl_async.spec.markers import DROP as DROP
 from spdl_async.spec.markers import Drop as Drop
+from spdl_async.spec.policy import Failure as Failure
 from spdl_async.spec.policy import FailurePolicy as FailurePolicy
+from spdl_async.spec.policy import Retry as Retry
 from spdl_async.spec.stages import AggregateSpec as AggregateSpec
 from spdl_async.spec.stages import ChainSpec as ChainSpec
 from spdl_async.spec.stages import DisaggregateSpec as DisaggregateSpec
@@ -21,8 +23,10 @@ __all__ = [
     "ChainSpec",
     "DisaggregateSpec",
     "Drop",
+    "Failure",
     "FailurePolicy",
     "PipeSpec",
+    "Retry",
     "SinkSpec",
     "SourceSpec",
     "StageSpec",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from spdl_async.errors import BuildError
-from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.policy import FailurePolicy, Retry, check_seconds
 from spdl_async.spec.shapes import ShapeSpec, check_within
 
 OutputOrder = Literal["input", "completion"]
@@ -38,6 +38,11 @@ class SourceSpec:
     name: str | None = None
     policy: FailurePolicy | None = None
     scope: Scope | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            check_seconds(self.timeout, "add_source: timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,8 @@ class PipeSpec:
     fuse: bool = True
     scope: Scope | None = None
     where: str = ""
+    retry: Retry | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         verb = f"{'pipe' if self.mode == 'map' else self.mode}({op_name(self.op)})"
@@ -69,6 +76,12 @@ class PipeSpec:
             )
         if not isinstance(self.fuse, bool):
             raise BuildError(f"{verb}: fuse must be True or False, not {self.fuse!r}")
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise BuildError(
+                f"{verb}: retry must be a spdl_async.Retry, such as Retry(3), not {self.retry!r}"
+            )
+        if self.timeout is not None:
+            check_seconds(self.timeout, f"{verb}: timeout")
 
 
 @dataclass(frozen=True, kw_only=True)

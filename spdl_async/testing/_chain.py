@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from spdl_async import PipelineBuilder
+from spdl_async import Failure, PipelineBuilder
 from spdl_async.testing._reference import Expected, interpret
 
 Verb = Literal[
@@ -21,7 +21,7 @@ Verb = Literal[
     "skip",
     "enumerate",
 ]
-OnError = Literal["raise", "skip"]
+OnError = Literal["raise", "skip"] | Callable[[Failure], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,9 @@ def reference_run(
 
     This is what a pipeline of the same chain must deliver: exactly where every stage keeps the
     input order, else in some order. Stages obey their own ``on_error``, else ``on_error`` here,
-    which stands for that of ``build()``; budgets (``max_failures``) are not looked at. It works in a
+    which stands for that of ``build()``; ``retry`` is obeyed without waiting, an ``on_error`` function
+    is called with a record without index and source; budgets (``max_failures``) and ``timeout`` are not
+    looked at. It works in a
     thread of its own, so it may be called while a loop is running; an infinite source never ends.
 
     Args:

@@ -6,12 +6,13 @@ import asyncio
 import copy
 import functools
 import inspect
+import itertools
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from spdl_async import DROP, Aggregator, BuildError, TooManyFailures
+from spdl_async import DROP, Aggregator, BuildError, Failure, Retry, TooManyFailures
 from spdl_async.testing._reference_shapes import SHAPES, shaped
 
 FAILURES_IN_A_ROW: Final = 100
@@ -39,12 +40,14 @@ class Expected:
         outputs: the results in order, those before the failure where one ended the pass.
         error: what ended the pass early, ``None`` where nothing did. Ops that raise new exceptions
             raise another object in the pipeline; those that raise a given one raise the same.
-        failed: the number of calls that failed, skipped ones included.
+        failed: the number of calls that failed, skipped ones included; calls made again count once.
+        retried: the number of calls that were made again.
     """
 
     outputs: list[Any] = field(default_factory=list)
     error: BaseException | None = None
     failed: int = 0
+    retried: int = 0
 
     def result(self) -> list[Any]:
         """Return the outputs, or raise what ended the pass."""
@@ -65,8 +68,15 @@ NOTHING: Final[Any] = object()  # the result of a skipped call
 END: Final[Any] = object()  # what comes after an iterator's last value
 
 
+Policy = str | Callable[[Failure], object]
+
+
 def interpret(
-    source: Any, steps: Iterable[StepLike], on_error: str, source_on_error: str, epoch: int = 0
+    source: Any,
+    steps: Iterable[StepLike],
+    on_error: Policy,
+    source_on_error: Policy,
+    epoch: int = 0,
 ) -> Expected:
     """Run ``steps`` over ``source``, in a thread that has no loop yet."""
 
@@ -92,7 +102,8 @@ class _Stage:
     """A stage's policy and what became of its calls."""
 
     name: str
-    policy: str
+    policy: Policy
+    retry: Retry | None = None
     calls: int = 0
     errors: list[BaseException] = field(default_factory=list)
 
@@ -101,7 +112,7 @@ class _Loops:
     """One generator a stage, each pulling from the one above."""
 
     def __init__(
-        self, runner: asyncio.Runner, expected: Expected, on_error: str, epoch: int
+        self, runner: asyncio.Runner, expected: Expected, on_error: Policy, epoch: int
     ) -> None:
         self._runner = runner
         self._expected = expected
@@ -112,7 +123,7 @@ class _Loops:
         """Return the results of a step over the values above."""
         op = step.argument
         policy = step.options.get("on_error") or self._on_error
-        stage = _Stage(f"{step.verb} {number}", policy)
+        stage = _Stage(f"{step.verb} {number}", policy, step.options.get("retry"))
         if step.verb in SHAPES:
             return shaped(step.verb, op, step.options, self._epoch, above)
         if step.verb == "aggregate":
@@ -134,22 +145,41 @@ class _Loops:
     # Failures
 
     def attempt(self, stage: _Stage, call: Callable[[], Any]) -> Any:
-        """Call; return ``NOTHING`` for a failure that is skipped, raise ``_Ended`` for others."""
-        try:
-            return call()
-        except _Ended:
-            raise
-        except BaseException as caught:  # noqa: BLE001 -- the policy decides
-            error = caught
-        if isinstance(error, PROTOCOL_ERRORS):
-            wrapper = RuntimeError(f"user code raised {type(error).__name__}")
-            wrapper.__cause__ = error
-            error = wrapper
+        """Call; return ``NOTHING`` for a failure that is skipped, raise ``_Ended`` for others.
+
+        A call that the stage's ``retry`` allows is made again, without a wait.
+        """
+        for number in itertools.count(1):
+            try:
+                return call()
+            except _Ended:
+                raise
+            except BaseException as caught:  # noqa: BLE001 -- the policy decides
+                error = wrapped(caught)
+            retry = stage.retry
+            if retry is None or number >= retry.attempts or not isinstance(error, retry.on):
+                self.fail(stage, error, number)
+                break
+            self._expected.retried += 1
+        return NOTHING
+
+    def fail(self, stage: _Stage, error: BaseException, attempts: int) -> None:
+        """Apply the policy to a failure that nothing is tried against any more."""
         stage.errors.append(error)
         self._expected.failed += 1
         if stage.policy == "raise" or not isinstance(error, Exception):
             raise _Ended(error)
-        return NOTHING
+        if isinstance(stage.policy, str):
+            return
+        failure = Failure(
+            stage=stage.name, index=-1, path=(), source=None, exception=error, attempts=attempts
+        )
+        try:
+            answer = stage.policy(failure)
+            if inspect.isawaitable(answer):
+                self.wait_for(answer)
+        except BaseException as raised:  # noqa: BLE001 -- it ends the pass
+            raise _Ended(wrapped(raised)) from None
 
     def finish(self, stage: _Stage) -> None:
         """End the pass where every call of a stage has failed."""
@@ -212,13 +242,16 @@ class _Loops:
         """Run a 1→n op; what it gave before it failed counts."""
         for item in above:
             stage.calls += 1
-            values = self.attempt(stage, functools.partial(self.values_of, op, item))
-            while values is not NOTHING:
-                value = self.attempt(stage, functools.partial(next, values, END))
-                if value is END or value is NOTHING:
-                    break
+            # Called again only before the first value, so that belongs to the call.
+            first = self.attempt(stage, functools.partial(self.first_of, op, item))
+            if first is NOTHING:
+                continue
+            value, values = first
+            once = _Stage(stage.name, stage.policy, errors=stage.errors)
+            while value is not END and value is not NOTHING:
                 if value is not DROP:
                     yield value
+                value = self.attempt(once, functools.partial(next, values, END))
         self.finish(stage)
 
     def batches(self, size: int, drop_last: bool, above: Iterator[Any]) -> Iterator[Any]:
@@ -268,6 +301,11 @@ class _Loops:
         """Tell whether a predicate is true of an item."""
         return bool(self.called(predicate, item))
 
+    def first_of(self, op: Callable[[Any], Any], item: Any) -> tuple[Any, Iterator[Any]]:
+        """Return the first value that a 1→n op makes of an item, and an iterator over the rest."""
+        values = self.values_of(op, item)
+        return next(values, END), values
+
     def values_of(self, op: Callable[[Any], Any], item: Any) -> Iterator[Any]:
         """Return an iterator over what a 1→n op makes of an item."""
         values = self.called(op, item)
@@ -282,6 +320,15 @@ class _Loops:
             return await awaitable
 
         return self._runner.run(wait())
+
+
+def wrapped(error: BaseException) -> BaseException:
+    """Return what an exception of user code becomes."""
+    if isinstance(error, PROTOCOL_ERRORS):
+        wrapper = RuntimeError(f"user code raised {type(error).__name__}")
+        wrapper.__cause__ = error
+        return wrapper
+    return error
 
 
 class _Driven:

@@ -9,16 +9,18 @@ import operator
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, drive, notes_of
 from kinds import ORDERS, Order, Work, kind_id, same
 
-from spdl_async import DROP, BuildError, Drop, PipelineBuilder, TooManyFailures
+from spdl_async import DROP, BuildError, Drop, PipelineBuilder, Retry, TooManyFailures
 
 pytestmark = pytest.mark.timeout(60)
 PROCESS_FACES = (Face.CALLER, Face.SYNC, Face.INLINE)
@@ -371,3 +373,31 @@ def test_leaving_while_a_process_works(face: Face, processes: ProcessPoolExecuto
     outcome = drive(endless.pipe(square, concurrency=2, executor=processes), face, take=2)
     assert outcome.outputs == [0, 0]
     assert processes.submit(square, 4).result() == 16
+
+
+def busy_first(path: str) -> int:
+    """Fail as often as the file is too short, and make it longer."""
+    with open(path, "a+") as calls:
+        calls.write(".")
+        number = calls.tell()
+    if number < 3:
+        raise OSError(f"call {number}")
+    return number
+
+
+def test_contract_8_a_process_is_asked_again_and_given_up(
+    processes: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    paths = [str(tmp_path / name) for name in "abc"]
+    retry = Retry(3, backoff=0.001, on=(OSError,))
+    built = PipelineBuilder().add_source(paths).pipe(busy_first, executor=processes, retry=retry)
+    with built.build().run_sync() as run:
+        assert list(run) == [3, 3, 3]
+    assert run.statistics().stage("busy_first").retried == 6
+    late = PipelineBuilder().add_source([1.0, 0.0])
+    pipeline = late.pipe(time.sleep, executor=processes, timeout=0.3, on_error="skip").build()
+    # On the one worker the second call waits for the first, which goes on: both are late.
+    with pipeline.run_sync() as slow, pytest.raises(TooManyFailures):
+        list(slow)
+    assert [record.error for record in slow.failures] == ["StageTimeout"] * 2
+    assert slow.statistics().stage("sleep").abandoned >= 1

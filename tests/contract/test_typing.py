@@ -18,9 +18,13 @@ from spdl_async import (
     BatchBy,
     BucketBy,
     Drop,
+    Failure,
+    FailureRecord,
+    Failures,
     Pipeline,
     PipelineBuilder,
     PipelineRun,
+    Retry,
     SyncPipelineRun,
     on,
 )
@@ -121,6 +125,28 @@ def test_sources_give_their_item_type() -> None:
     assert list(by_index.build()) == [b"x"]
     assert [image.name for image in by_builder.build()] == ["a", "b", "c"]
     assert list(by_pipeline.build()) == ["a", "b", "c"]
+
+
+def test_policies_leave_it() -> None:
+    def look(failure: Failure) -> None: ...
+
+    async def look_later(failure: Failure) -> None: ...
+
+    careful = assert_type(
+        paths().pipe(fetch, retry=Retry(3), timeout=9, on_error=look_later), PipelineBuilder[bytes]
+    )
+    kept = assert_type(
+        careful.filter(lambda data: len(data) > 0, retry=Retry(2), timeout=9.5, on_error=look),
+        PipelineBuilder[bytes],
+    )
+    several = assert_type(
+        kept.expand(lambda data: [len(data)], retry=Retry(2), timeout=1, on_error="skip"),
+        PipelineBuilder[int],
+    )
+    with several.build(on_error=look).run_sync() as run:
+        assert list(run) == [1, 1, 1]
+    assert_type(run.failures, Failures)
+    assert_type(run.failures[0:1], tuple[FailureRecord, ...])
 
 
 def test_ops_move_it() -> None:
@@ -260,7 +286,7 @@ def test_a_builder_of_a_narrower_type_is_one_of_a_wider() -> None:
 
 
 WRONG = """
-from spdl_async import BatchBy, PipelineBuilder
+from spdl_async import BatchBy, PipelineBuilder, Retry
 
 def decode(path: str) -> bytes:
     return b""
@@ -280,6 +306,11 @@ paths.pipe(decode, concurency=3)  # error
 paths.pipe(decode, concurrency="3")  # error
 paths.pipe(decode, output_order="sorted")  # error
 paths.pipe(decode, on_error="ignore")  # error
+paths.pipe(decode, on_error=decode)  # error
+paths.pipe(decode, retry=3)  # error
+paths.pipe(decode, timeout="3")  # error
+paths.aggregate(3, timeout=3)  # error
+PipelineBuilder().add_source([1], retry=Retry(3))  # error
 paths.aggregate("3")  # error
 paths.aggregate(3, within="1")  # error
 paths.shuffle()  # error

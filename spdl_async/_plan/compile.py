@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from typing import Any
 
 from spdl_async._plan.classify import (
     check_arity,
     classify_aggregator,
     classify_op,
     classify_source,
-    has_lifespan,
     is_single_use,
 )
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
+from spdl_async._plan.lifespan import (
+    aggregator_lifespan,
+    op_lifespan,
+    peel,
+    source_lifespan,
+)
+from spdl_async._plan.per_thread import PerThread
 from spdl_async._plan.place import choose_loop, drains
 from spdl_async._plan.steps import (
     AggregatePlan,
@@ -55,7 +63,7 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
     names = Names(explicit_names(chain))
     source = plan_source(chain.source, scope, names)
     steps = fuse([plan_stage(stage, scope, names) for stage in chain.stages])
-    loop, reason = choose_loop(async_parts(source, chain.stages, steps))
+    loop, reason = choose_loop(async_parts(source, steps))
     return Plan(
         source=source,
         steps=tuple(placed.step for placed in steps),
@@ -123,6 +131,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
         call=open_source,
         policy=policy,
         scope=owner,
+        lifespan=source_lifespan(spec.source),
     )
     return SourcePlan(
         op=op,
@@ -157,7 +166,14 @@ def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
     if spec.size is not None:
         return BatchPlan(name=name, size=spec.size, drop_last=spec.drop_last)
     make = classify_aggregator(spec.aggregator)
-    op = OpPlan(name=name, kind="sync", call=make, policy=policy, scope=owner)
+    op = OpPlan(
+        name=name,
+        kind="sync",
+        call=make,
+        policy=policy,
+        scope=owner,
+        lifespan=aggregator_lifespan(spec.aggregator, make),
+    )
     # An aggregator's state cannot leave our memory, whatever the build's executor is.
     place = executor if executor is not None and drains(executor) else None
     return AggregatePlan(op=op, make=make, drop_last=spec.drop_last, executor=place)
@@ -181,6 +197,13 @@ def plan_pipe(
     where = f"stage {name!r} ({verb})"
     kind, call = classify_op(spec.op, where)
     check_arity(call, 1, where)
+    inner, rewrap = peel(spec.op)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stage's call of one that takes the place of the user's object."""
+        call = rewrap(call)
+        return as_filter(kind, call, where) if spec.mode == "filter" else call
+
     if spec.mode == "filter":
         call = as_filter(kind, call, where)
     on_loop = kind in ("async", "async generator")
@@ -190,7 +213,18 @@ def plan_pipe(
             f"concurrency= bounds it"
         )
     place = None if on_loop else executor
-    op = OpPlan(name=name, kind=kind, call=call, policy=policy, scope=owner)
+    op = OpPlan(
+        name=name,
+        kind=kind,
+        call=call,
+        policy=policy,
+        scope=owner,
+        lifespan=op_lifespan(inner, where, wrap),
+        per_run=functools.partial(made_for_run, inner, wrap)
+        if isinstance(inner, PerThread)
+        else None,
+    )
+    refuse_in_processes(op, place, where)
     ordered = spec.output_order == "input"
     if spec.mode == "expand" or kind in ("generator", "async generator"):
         if place is not None and not drains(place):
@@ -210,20 +244,48 @@ def plan_pipe(
     )
 
 
-def async_parts(
-    source: SourcePlan, specs: Iterable[StageSpec], steps: Iterable[Placed]
-) -> Iterable[str]:
+def made_for_run(
+    inner: PerThread, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """Return the call of a run for a ``per_thread`` op, and what lets go of what it has made."""
+    ops = inner.for_run()
+    return wrap(ops), ops.drop
+
+
+def refuse_in_processes(op: OpPlan, place: Executor | None, where: str) -> None:
+    """Raise ``BuildError`` where an op's state would have to leave our memory."""
+    if place is None or drains(place):
+        return
+    what = "per_thread" if op.per_run is not None else "an op with a lifespan"
+    if op.per_run is not None or op.lifespan is not None:
+        raise BuildError(
+            f"{where}: {what} cannot run on a {type(place).__name__}, whose workers do not share our "
+            f"memory; make the op's state in the executor's initializer, or leave executor= out"
+        )
+
+
+def async_parts(source: SourcePlan, steps: Iterable[Placed]) -> Iterable[str]:
     """Yield a text for each part that is visibly async."""
     if source.on_loop:
-        yield f"the source {source.op.name!r}"
+        yield f"the source {source.op.name!r} is async"
+    if source.op.lifespan is not None:
+        yield f"the source {source.op.name!r} has a lifespan"
     for placed in steps:
         step = placed.step
         if isinstance(step, (MapPlan, FlowPlan)) and step.on_loop:
             op = step.ops[0] if isinstance(step, MapPlan) else step.op
-            yield f"stage {op.name!r}"
-    for spec in specs:
-        if isinstance(spec, PipeSpec) and has_lifespan(spec.op):
-            yield f"stage {op_name(spec.op)!r}"
+            yield f"stage {op.name!r} is async"
+    for placed in steps:
+        for op in ops_of(placed.step):
+            if op.lifespan is not None:
+                yield f"stage {op.name!r} has a lifespan"
+
+
+def ops_of(step: StepPlan) -> tuple[OpPlan, ...]:
+    """Return the user ops of a step."""
+    if isinstance(step, MapPlan):
+        return step.ops
+    return () if isinstance(step, BatchPlan) else (step.op,)
 
 
 def count_threads(scope: Scope, steps: Iterable[Placed]) -> int:

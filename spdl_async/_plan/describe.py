@@ -23,6 +23,8 @@ def text(plan: Plan) -> str:
     where = "pulled in a thread of its own"
     if source.builtin or source.on_loop:
         where = "read on the loop"
+    if source.op.lifespan is not None:
+        where += ", in its lifespan"
     lines.append(f"  source {source.op.name!r}: {where}{policy_text(source.op)}")
     lines += [f"  {step_text(step)}" for step in plan.steps]
     lines.append(f"  sink: {plan.sink_size} waiting results")
@@ -69,7 +71,11 @@ def step_text(step: StepPlan) -> str:
         tail = ", last short batch dropped" if step.drop_last else ""
         return f"{step.name}: lists of {step.size}, on the loop{tail}"
     if isinstance(step, AggregatePlan):
-        return f"{step.op.name}: aggregator, in a thread, one call at a time{policy_text(step.op)}"
+        span = "" if step.op.lifespan is None else ", in its lifespan"
+        return (
+            f"{step.op.name}: aggregator, in a thread, one call at a time{span}"
+            f"{policy_text(step.op)}"
+        )
     if isinstance(step, FlattenPlan):
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
     order = "input order" if step.ordered else "completion order"
@@ -77,8 +83,10 @@ def step_text(step: StepPlan) -> str:
     names = " + ".join(op.name for op in ops)
     fused = ", fused into one hop" if len(ops) > 1 else ""
     many = ", 1→n" if isinstance(step, FlowPlan) else ""
+    owning = [op.name for op in ops if op.lifespan is not None]
+    spans = f", lifespan of {' and '.join(owning)}" if owning else ""
     return (
-        f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}"
+        f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}{spans}"
         f"{policy_text(ops[0])}"
     )
 

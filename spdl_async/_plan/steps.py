@@ -24,14 +24,35 @@ FLATTEN_CHUNK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lifespan:
+    """What a stage enters before its first item and leaves after its last.
+
+    Attributes:
+        owner: returns the object that is an async context manager or has a ``lifespan()``.
+        use: takes the owner and what entering it gave; returns what is called from then on in place
+            of the op's ``call``, ``None`` where that stays.
+    """
+
+    owner: Callable[[], Any]
+    use: Callable[[Any, Any], Callable[..., Any] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpPlan:
-    """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own."""
+    """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own.
+
+    Attributes:
+        lifespan: what the op owns for the time of a run.
+        per_run: makes the call for one run, and what lets go of its state, where ``call`` has any.
+    """
 
     name: str
     kind: OpKind
     call: Callable[..., Any]
     policy: FailurePolicy
     scope: Scope | None
+    lifespan: Lifespan | None = None
+    per_run: Callable[[], tuple[Callable[..., Any], Callable[[], None]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -277,6 +277,7 @@ class Sink:
         "_handover",
         "_ledger",
         "_loop",
+        "on_close",
         "on_demand",
         "on_taken",
         "quorum",
@@ -296,6 +297,7 @@ class Sink:
         self.quorum = 1
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
+        self.on_close: Callable[[BaseException | None], bool] | None = None
         handover.attach(loop, self.on_room)
 
     def on_room(self) -> None:
@@ -322,6 +324,8 @@ class Sink:
             self.on_taken(passed)
 
     def close(self, failure: BaseException | None = None) -> None:
+        if self.on_close is not None and self.on_close(failure):
+            return
         self._handover.finish(failure or self._at_end())
 
 

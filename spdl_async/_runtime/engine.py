@@ -78,6 +78,8 @@ class Engine:
         self.steps: list[Step] = []
         self.tasks: set[Task[None]] = set()
         self.changed = Signal(loop)
+        self.watchers: list[Signal] = []  # of those who wait for a step's tasks and calls to end
+        self.at_end: list[Callable[[], None]] = []
         self.supervisor: Task[None] | None = None
         self.stopping = False
         self.exiting = False
@@ -107,7 +109,7 @@ class Engine:
             if not self.stopping:
                 self.wire()
                 for step in self.steps:
-                    step.start()
+                    step.open()
             torn_down = await self.until_tasks_end()
             if not torn_down:
                 torn_down = await self.until_quiet()
@@ -161,6 +163,8 @@ class Engine:
             step.unreached_failures()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
+        for let_go in self.at_end:
+            let_go()
         if self.exiting:
             self.handover.close_at_exit()
         elif not self.handover.ended:
@@ -183,7 +187,7 @@ class Engine:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crashed(error)
-        self.changed.set()
+        self.note_change()
 
     @property
     def torn_down(self) -> bool:
@@ -202,7 +206,13 @@ class Engine:
         self.ledger.note_peak()
 
     def became_quiet(self) -> None:
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Have those look who wait for something to end."""
         self.changed.set()
+        for watcher in self.watchers:
+            watcher.set()
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
@@ -299,7 +309,8 @@ class Engine:
         frames = sys._current_frames()
         parts = []
         for step in self.steps:
-            for stage, ident, item in step.running():
+            in_span = step.span.running() if step.span is not None else []
+            for stage, ident, item in (*step.running(), *in_span):
                 on = "" if item is None else f" on {where_is(item)}"
                 frame = frames.get(ident)
                 stack = "" if frame is None else "".join(traceback.format_stack(frame))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextvars
 import inspect
-from collections.abc import AsyncIterable, Generator, Iterator
+from collections.abc import AsyncIterable, Callable, Generator, Iterator
 from contextvars import Context
+from dataclasses import replace
 from time import perf_counter as clock
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from spdl_async._plan.steps import (
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
+from spdl_async._runtime.inline_lifespan import in_lifespan
 from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
@@ -65,7 +67,9 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
-        self.chain: list[Items] = [read(self, self.stage(plan.source.op, "source"))]
+        self.at_end: list[Callable[[], None]] = []
+        source = self.stage(plan.source.op, "source")
+        self.chain: list[Items] = [in_lifespan(self, [source], lambda s: read(self, s[0]))]
         for step in plan.steps:
             self.chain.append(self.step(step, self.chain[-1]))
 
@@ -99,6 +103,8 @@ class InlinePass:
         for part in reversed(self.chain):
             part.close()
         self.loop.close()
+        for let_go in self.at_end:
+            let_go()
         if self.finished is None:
             self.finished = clock()
 
@@ -135,6 +141,10 @@ class InlinePass:
         """Make a stage's meter and judge."""
         meter = Meter(op.name, kind, 1)
         self.meters.append(meter)
+        if op.per_run is not None:
+            call, let_go = op.per_run()
+            self.at_end.append(let_go)
+            op = replace(op, call=call)
         return op, meter, self.judges.of(op)
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
@@ -168,15 +178,20 @@ class InlinePass:
         """Return the generator of a step."""
         if isinstance(plan, MapPlan):
             kind = "async" if plan.on_loop else "thread"
-            return self.maps([self.stage(op, kind) for op in plan.ops], above)
+            stages = [self.stage(op, kind) for op in plan.ops]
+            return in_lifespan(self, stages, lambda stages: self.maps(stages, above))
         if isinstance(plan, FlowPlan):
-            return self.flows(self.stage(plan.op, "async" if plan.on_loop else "generator"), above)
+            stage = self.stage(plan.op, "async" if plan.on_loop else "generator")
+            return in_lifespan(self, [stage], lambda stages: self.flows(stages[0], above))
         if isinstance(plan, BatchPlan):
             meter = Meter(plan.name, "batch", 1)
             self.meters.append(meter)
             return self.batches(plan, meter, above)
         if isinstance(plan, AggregatePlan):
-            return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
+            stage = self.stage(plan.op, "aggregator")
+            return in_lifespan(
+                self, [stage], lambda stages: self.aggregates(plan, stages[0], above)
+            )
         return self.elements(self.stage(plan.op, "flatten"), above)
 
     def maps(self, stages: list[Stage], above: Items) -> Items:
@@ -287,7 +302,7 @@ class InlinePass:
 
     def aggregates(self, plan: AggregatePlan, stage: Stage, above: Items) -> Items:
         """Run a user's aggregator."""
-        _, meter, judge = stage
+        op, meter, judge = stage
         aggregator = None
         members: list[Item] = []
         for item in self.with_end(above, plan.drop_last):
@@ -297,7 +312,7 @@ class InlinePass:
             try:
                 context = self.context.copy()
                 if aggregator is None:
-                    aggregator = context.run(plan.make)
+                    aggregator = context.run(op.call)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)
             except BaseException as error:  # noqa: BLE001 -- the policy decides

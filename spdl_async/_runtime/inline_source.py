@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, Iterator
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
+from spdl_async._plan.steps import OpPlan
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 def read(run: InlinePass, stage: Stage) -> Items:
     """Read the source."""
-    _, meter, judge = stage
+    op, meter, judge = stage
     context = run.context.copy()
-    iterator = context.run(open_source, run, judge)
+    iterator = context.run(open_source, run, op, judge)
     in_a_row, first, index = 0, None, 0
     try:
         while True:
@@ -59,10 +60,10 @@ def read(run: InlinePass, stage: Stage) -> Items:
     run.finish(judge)
 
 
-def open_source(run: InlinePass, judge: Judge) -> Iterator[Any]:
+def open_source(run: InlinePass, op: OpPlan, judge: Judge) -> Iterator[Any]:
     """Open the source."""
     try:
-        source = run.plan.source.open()
+        source = op.call()
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
         if isinstance(source, AsyncIterable):

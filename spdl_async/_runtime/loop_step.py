@@ -55,6 +55,9 @@ class LoopStep(WindowedStep):
         self.seen_busy = 0.0
         self.workers = 0
 
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
+        self.call = call
+
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
         self.rouse(len(items))

@@ -16,7 +16,7 @@ from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
 from spdl_async._runtime.channel import Channel, Outlet, Signal
-from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.failures import FailureLog, Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.pool import ThreadPool
@@ -41,6 +41,8 @@ class Host(Protocol):
     context: Context
     pool: ThreadPool
     ledger: Ledger
+    log: FailureLog
+    watchers: list[Signal]
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         """Start a task in the engine's group."""
@@ -78,8 +80,23 @@ def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
     return run
 
 
+class Span(Protocol):
+    """What encloses a step: see :class:`~spdl_async._runtime.lifespan.Keeper`."""
+
+    def start(self) -> None:
+        """Start the step as soon as its ops are entered."""
+
+    def stop(self) -> None:
+        """Hear that the step is stopped."""
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        """Return (stage, thread ident, None) where it enters or leaves in a thread."""
+
+
 class Step:
     """One step of a run, on the engine's loop."""
+
+    span: Span | None = None
 
     def __init__(self, host: Host, source: Channel | None, out: Outlet) -> None:
         self.host = host
@@ -105,14 +122,27 @@ class Step:
         """Whether no user code of this step runs in a thread."""
         return True
 
+    def open(self) -> None:
+        """Start the step, once what its ops own is entered."""
+        if self.span is None:
+            self.start()
+        else:
+            self.span.start()
+
     def start(self) -> None:
         """Start the step's tasks."""
+        raise NotImplementedError
+
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:
+        """Call something else in place of the op with that number; before the start."""
         raise NotImplementedError
 
     def stop(self) -> None:
         """Cancel at once: no call is started any more, tasks are cancelled."""
         self.halted = True
         self.cancelled = True
+        if self.span is not None:
+            self.span.stop()
         for task in self.tasks:
             if not task.cancelling():  # a second one would interrupt what it closes
                 task.cancel()

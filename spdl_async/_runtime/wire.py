@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.place import drains
 from spdl_async._plan.steps import (
@@ -13,6 +14,7 @@ from spdl_async._plan.steps import (
     FlattenPlan,
     FlowPlan,
     MapPlan,
+    OpPlan,
     Plan,
     StepPlan,
 )
@@ -21,6 +23,7 @@ from spdl_async._runtime.batch_step import BatchStep, FlattenStep
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
+from spdl_async._runtime.lifespan import in_lifespan
 from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.source_step import SourceStep
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
     """Make the step that reads the source."""
     source = plan.source
-    return SourceStep(
+    step = SourceStep(
         engine,
         out,
         source.open,
@@ -44,6 +47,16 @@ def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
         meter=Meter(source.op.name, "source", 1),
         thread_name=f"spdl_async-{plan.name}-source",
     )
+    return in_lifespan(step, (source.op,))
+
+
+def call_of(op: OpPlan, engine: Engine) -> Callable[..., Any]:
+    """Return an op's call for this run."""
+    if op.per_run is None:
+        return op.call
+    call, let_go = op.per_run()
+    engine.at_end.append(let_go)
+    return call
 
 
 @functools.singledispatch
@@ -57,9 +70,9 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     judges = [engine.judges.of(op) for op in plan.ops]
     kind = "async" if plan.on_loop else "thread"
     meters = [Meter(op.name, kind, plan.concurrency) for op in plan.ops]
-    calls = [op.call for op in plan.ops]
+    calls = [call_of(op, engine) for op in plan.ops]
     if plan.on_loop:
-        return LoopStep(
+        step: Step = LoopStep(
             engine,
             above,
             below,
@@ -70,6 +83,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             judge=judges[0],
             meter=meters[0],
         )
+        return in_lifespan(step, plan.ops)
     if plan.executor is not None and not drains(plan.executor):
         for meter in meters:
             meter.kind = "executor"
@@ -84,7 +98,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             judges=judges,
             meters=meters,
         )
-    return ThreadStep(
+    step = ThreadStep(
         engine,
         above,
         below,
@@ -97,15 +111,16 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         judges=judges,
         meters=meters,
     )
+    return in_lifespan(step, plan.ops)
 
 
 @make_step.register(FlowPlan)
 def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return ThreadFlowStep(
+    step = ThreadFlowStep(
         engine,
         above,
         below,
-        plan.op.call,
+        call_of(plan.op, engine),
         is_generator=plan.op.kind == "generator",
         starts_on_loop=plan.on_loop,
         concurrency=plan.concurrency,
@@ -116,6 +131,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
     )
+    return in_lifespan(step, (plan.op,))
 
 
 @make_step.register(BatchPlan)
@@ -133,7 +149,7 @@ def _(plan: BatchPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
 
 @make_step.register(AggregatePlan)
 def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return AggregateStep(
+    step = AggregateStep(
         engine,
         above,
         below,
@@ -143,6 +159,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "aggregator", 1),
     )
+    return in_lifespan(step, (plan.op,))
 
 
 @make_step.register(FlattenPlan)

@@ -46,6 +46,7 @@ class Order:
     facts: Facts
     epoch: int | None
     shutdown_timeout: float
+    stall_warning: float | None
 
 
 class Started:
@@ -58,25 +59,23 @@ class Started:
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()
         context = contextvars.copy_context()
-        on_drop = order.facts.saw_drop
-        if own_loop:
-            thread = LoopThread(f"spdl_async-{plan.name}-loop")
-            self.engine = Engine(
-                plan,
-                self.handover,
-                loop=thread.loop,
-                context=context,
-                epoch=self.epoch,
-                on_drop=on_drop,
-            )
+        thread = LoopThread(f"spdl_async-{plan.name}-loop") if own_loop else None
+        loop = asyncio.get_running_loop() if thread is None else thread.loop
+        self.engine = Engine(
+            plan,
+            self.handover,
+            loop=loop,
+            context=context,
+            epoch=self.epoch,
+            on_drop=order.facts.saw_drop,
+            own_loop=own_loop,
+            stall_warning=order.stall_warning,
+        )
+        if thread is not None:
             self.engine.loop_thread = thread.start(
                 self.engine.supervise, context, lambda: self.ended.set_result(None)
             )
         else:
-            loop = asyncio.get_running_loop()
-            self.engine = Engine(
-                plan, self.handover, loop=loop, context=context, epoch=self.epoch, on_drop=on_drop
-            )
             task = loop.create_task(
                 self.engine.supervise(), name=f"spdl_async: {plan.name}", context=context
             )

@@ -38,6 +38,7 @@ class Handover:
         delivered: results taken.
         waiting: seconds in which consumers waited.
         end_seen: when a consumer first learned that there is no more.
+        on_wait: told, in the consumer's thread, that a consumer begins to wait.
     """
 
     def __init__(self, size: int, engine_loop: AbstractEventLoop | None) -> None:
@@ -57,6 +58,7 @@ class Handover:
         self._starved = False
         self._room_called = False
         self._on_room: Any = None
+        self.on_wait: Callable[[], None] | None = None
         self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
         self._threads: deque[tuple[threading.Lock, bool]] = deque()
 
@@ -200,6 +202,10 @@ class Handover:
         except RuntimeError:  # the engine's loop is closed: it needs no room any more
             pass
 
+    def consumer_waits(self) -> bool:
+        """Tell whether somebody waits for a result now."""
+        return bool(self._threads) or any(not waiter.done() for _, waiter in list(self._tasks))
+
     def pass_on(self) -> None:
         """Let another consumer have the wake-up of one that gave up."""
         if self.buffer or self.ended or self.closed:
@@ -217,6 +223,8 @@ class Handover:
             self._tasks.append((loop, waiter))
             if self.buffer or self.ended or self.closed:  # it came in between
                 self._wake_one()
+            elif self.on_wait is not None:
+                self.on_wait()
             began = clock()
             self._starved = True
             try:
@@ -245,6 +253,8 @@ class Handover:
             self._threads.append(waiter)
             if self.buffer or self.ended or self.closed:
                 self._wake_one()
+            elif self.on_wait is not None:
+                self.on_wait()
             began = clock()
             self._starved = True
             try:

@@ -31,10 +31,9 @@ import sys
 import threading
 import traceback
 from asyncio import AbstractEventLoop, Task
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from time import perf_counter as clock
-from types import FrameType
 from typing import Any
 
 from spdl_async._plan.steps import Plan
@@ -44,6 +43,7 @@ from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.source_step import SourceStep
+from spdl_async._runtime.stall import StallWatch, suspended_frames
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger, where_is
 from spdl_async._runtime.wire import make_source, make_step
@@ -64,6 +64,8 @@ class Engine:
         context: Context,
         epoch: int,
         on_drop: Callable[[], None],
+        own_loop: bool,
+        stall_warning: float | None,
     ) -> None:
         self.plan = plan
         self.handover = handover
@@ -87,6 +89,10 @@ class Engine:
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
         self.finished: float | None = None
+        self.stall: StallWatch | None = None
+        if stall_warning is not None:
+            self.stall = StallWatch(self, stall_warning, own_loop=own_loop)
+            handover.on_wait = self.stall.wait_begins
 
     # Running
 
@@ -156,6 +162,9 @@ class Engine:
 
     def end(self) -> None:
         """Settle what is left; the last thing that the supervisor does."""
+        self.handover.on_wait = None
+        if self.stall is not None:
+            self.stall.end()
         for step in self.steps:
             step.give_up()
         self.pool.shutdown(wait=False)
@@ -240,8 +249,12 @@ class Engine:
     def post_stop(self) -> None:
         """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
         self.halt_threads()
+        self.call_on_loop(self.request_stop)
+
+    def call_on_loop(self, callback: Callable[[], None]) -> None:
+        """Call something on the loop, from any thread."""
         try:
-            self.loop.call_soon_threadsafe(self.request_stop)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed
             pass
 
@@ -323,17 +336,3 @@ class Engine:
             )
             parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
         return "\n".join(parts) or "nothing of it runs any more"
-
-
-def suspended_frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine, down to what it waits for."""
-    while awaited is not None:
-        for kind in ("cr", "gi", "ag"):
-            frame = getattr(awaited, f"{kind}_frame", None)
-            if frame is not None:
-                yield frame
-                inner = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}[kind]
-                awaited = getattr(awaited, inner, None)
-                break
-        else:
-            awaited = None

@@ -20,6 +20,7 @@ from spdl_async._runtime.failures import FailureLog, Judge
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.pool import ThreadPool
+from spdl_async._runtime.span import Span
 from spdl_async._runtime.ticket import (
     DONE,
     DROPPED,
@@ -78,19 +79,6 @@ def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
             self.host.crashed(error)
 
     return run
-
-
-class Span(Protocol):
-    """What encloses a step: see :class:`~spdl_async._runtime.lifespan.Keeper`."""
-
-    def start(self) -> None:
-        """Start the step as soon as its ops are entered."""
-
-    def stop(self) -> None:
-        """Hear that the step is stopped."""
-
-    def running(self) -> list[tuple[str, int, Item | None]]:
-        """Return (stage, thread ident, None) where it enters or leaves in a thread."""
 
 
 class Step:

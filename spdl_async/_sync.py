@@ -36,6 +36,10 @@ class Pass(Protocol):
 
     epoch: int
 
+    @property
+    def forked(self) -> bool:
+        """Whether it was left behind in the process of which this one is a fork."""
+
     def next(self) -> object:
         """Return the next result; ``StopIteration`` after the last."""
 
@@ -107,7 +111,7 @@ class SyncPipelineRun(Generic[T_co]):
     ) -> None:
         try:
             self.close()
-        except ShutdownTimeout as late:
+        except (ShutdownTimeout, RunStateError) as late:
             if error is None:
                 raise
             error.add_note(f"spdl_async: beside this, {late}")
@@ -127,7 +131,7 @@ class SyncPipelineRun(Generic[T_co]):
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.
         started = getattr(self, "_started", None)
-        if started is None or self._state is State.CLOSED:
+        if started is None or self._state is State.CLOSED or started.forked:
             return
         started.stop()
         if not self._short:

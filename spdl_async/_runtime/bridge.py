@@ -47,6 +47,7 @@ class Handover:
         self.taken: deque[Item] = deque()
         self.ended = False
         self.closed = False
+        self.why_closed = CLOSED_WHILE_WAITING
         self.at_exit = False
         self.error: BaseException | None = None
         self.trace: Any = None
@@ -111,6 +112,14 @@ class Handover:
         self._threads = deque(waiter for waiter in self._threads if waiter[1])
         self.close()
         self._threads = foreign
+
+    def close_in_fork(self, why: str) -> None:
+        """End in a forked child, where no thread is left that could be waited for or woken."""
+        self.why_closed = why
+        self.closed = True
+        self.buffer.clear()
+        self._tasks.clear()
+        self._threads.clear()
 
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
@@ -181,7 +190,7 @@ class Handover:
                 self._tell_room()
             return value
         if self.closed:
-            raise RunStateError(CLOSED_WHILE_WAITING)
+            raise RunStateError(self.why_closed)
         if self.ended and not self.buffer:
             if not self.end_seen:
                 self.end_seen = clock()

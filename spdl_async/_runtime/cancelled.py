@@ -11,6 +11,10 @@ class Stoppable(Protocol):
 
     cancelled: bool
 
+    @property
+    def host(self) -> object:
+        """The engine that it is a part of."""
+
 
 class _Current(threading.local):
     """The step whose code this thread runs."""

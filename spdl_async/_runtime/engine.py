@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -38,6 +39,7 @@ from typing import Any
 
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
@@ -85,6 +87,7 @@ class Engine:
         self.supervisor: Task[None] | None = None
         self.stopping = False
         self.exiting = False
+        self.forked = False
         self.let_go = False
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
@@ -248,6 +251,8 @@ class Engine:
 
     def post_stop(self) -> None:
         """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
+        if self.forked:  # the loop's wake-up pipe is the parent's too
+            return
         self.halt_threads()
         self.call_on_loop(self.request_stop)
 
@@ -273,6 +278,20 @@ class Engine:
         self.post_stop()
         if not self.loop.is_running():
             self.pool.shutdown(wait=False)
+
+    def leave_in_fork(self, parent: int) -> None:
+        """Take no further part in a child process: this run is the parent's."""
+        self.forked = True
+        self.handover.close_in_fork(
+            f"this run of pipeline {self.plan.name!r} belongs to process {parent}, of which this one "
+            f"({os.getpid()}) is a fork without its threads; build and run a pipeline here"
+        )
+
+    def is_calling(self) -> bool:
+        """Tell whether this thread runs user code of the run, which then must not wait for its end."""
+        step = current.step
+        in_stage = step is not None and step.host is self
+        return in_stage or threading.current_thread() is self.loop_thread
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""

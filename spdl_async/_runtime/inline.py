@@ -51,6 +51,8 @@ class Facts(Protocol):
 class InlinePass:
     """One pass, run by whoever asks for its results."""
 
+    forked = False  # it has no threads to leave behind
+
     def __init__(self, plan: Plan, facts: Facts, epoch: int) -> None:
         self.plan = plan
         self.facts = facts

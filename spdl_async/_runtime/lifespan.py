@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from spdl_async._plan.steps import Lifespan, OpPlan
+from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.failures import FailureLog, caught, note_once
 from spdl_async._runtime.step import Step
@@ -185,10 +186,12 @@ class Keeper:
 
         def job() -> None:
             self.thread = threading.get_ident()
+            before = current.swap(self.step)
             try:
                 outcome.append((context.run(call), None))
             except BaseException as error:  # noqa: BLE001 -- raised in the task
                 outcome.append((None, error))
+            current.swap(before)
             self.thread = 0
             try:
                 loop.call_soon_threadsafe(self.signal.set)

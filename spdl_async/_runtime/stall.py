@@ -88,7 +88,7 @@ class StallWatch:
             return
         self._told = True
         logger.warning(
-            "pipeline %r: nothing was delivered for %.0f s while its consumer waits. %s",
+            "pipeline %r: nothing was delivered for %.1f s while its consumer waits. %s",
             self._engine.plan.name,
             quiet,
             describe(self._engine),

@@ -22,7 +22,9 @@ def per_thread(factory: Callable[[], Callable[[T], U]], /) -> Callable[[T], U]:
     file handles, connections, random generators. ``factory`` is called in the thread, at its first
     item; where it raises, that item fails, and it is called again for the next one. Each run makes
     its ops anew, and lets go of them when it is over; they are not closed, so what must be closed at
-    a certain time belongs into a lifespan. With ``run_sync(inline=True)`` there is one thread.
+    a certain time belongs into a lifespan. All stages share the threads of the pool, so there may be
+    as many ops as it has threads (``build(num_threads=…)``), though never more than ``concurrency``
+    at work. With ``run_sync(inline=True)`` there is one thread.
 
     Args:
         factory: takes no argument and returns a sync op, or an object to look up in. In ``expand``

@@ -17,7 +17,12 @@ pytestmark = [
 QUIET = ("-W", "error::ResourceWarning", "-W", "ignore::DeprecationWarning")
 
 PRELUDE = """
+import signal
 from spdl_async import RunStateError
+
+# faulthandler's watchdog is a thread, for which a child would wait at its end for ever.
+faulthandler.cancel_dump_traceback_later()
+signal.alarm(20)
 
 def build():
     return PipelineBuilder().add_source(itertools.count).pipe(str, concurrency=2).build()
@@ -49,6 +54,7 @@ def in_child(work):
     say("FORK")
     child = os.fork()
     if not child:
+        signal.alarm(10)
         try:
             work()
         except BaseException:

@@ -401,8 +401,14 @@ def test_one_sample_then_the_end_of_main() -> None:
 # L7: a pipeline for each request
 
 
-async def test_five_hundred_requests_whose_clients_leave() -> None:
+@pytest.mark.parametrize("runner", ["asyncio", "uvloop"])
+def test_five_hundred_requests_whose_clients_leave(runner: str) -> None:
     """L7, first form: each run is cancelled after its first chunk; slots, locks, tasks are back."""
+    run = asyncio.run if runner == "asyncio" else pytest.importorskip("uvloop").run
+    run(five_hundred_requests())
+
+
+async def five_hundred_requests() -> None:
     held = asyncio.Semaphore(8)
     sessions = 0
 
@@ -426,6 +432,7 @@ async def test_five_hundred_requests_whose_clients_leave() -> None:
         .pipe(Session(), concurrency=4)
         .pipe(lambda x: x + 1, concurrency=2)
         .aggregate(3)
+        .add_sink(1)
         .build()
     )
 
@@ -437,6 +444,7 @@ async def test_five_hundred_requests_whose_clients_leave() -> None:
                 async for chunk in run:
                     assert chunk[0] % 3 == 1
                     first.set()
+                    await asyncio.Event().wait()  # stands for a client that takes nothing more
 
         response = asyncio.create_task(respond(), name=f"request {request}")
         await first.wait()

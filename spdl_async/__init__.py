@@ -21,6 +21,8 @@ from spdl_async.errors import ShutdownTimeout as ShutdownTimeout
 from spdl_async.errors import SpdlAsyncError as SpdlAsyncError
 from spdl_async.errors import TooManyFailures as TooManyFailures
 from spdl_async.errors import UnusedBuilderWarning as UnusedBuilderWarning
+from spdl_async.merging import Merge as Merge
+from spdl_async.merging import Zip as Zip
 from spdl_async.pipeline import Description as Description
 from spdl_async.pipeline import Pipeline as Pipeline
 from spdl_async.spec.aggregator import Aggregator as Aggregator
@@ -41,6 +43,7 @@ __all__ = [
     "Description",
     "Drop",
     "FailureRecord",
+    "Merge",
     "Pipeline",
     "PipelineBuilder",
     "PipelineRun",
@@ -52,6 +55,7 @@ __all__ = [
     "SyncPipelineRun",
     "TooManyFailures",
     "UnusedBuilderWarning",
+    "Zip",
     "cancelled",
     "on",
     "per_thread",

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 
 from spdl_async._loops import LoopThread
-from spdl_async._plan.steps import Plan
+from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
@@ -177,15 +177,16 @@ def begin_pass(order: Order) -> int:
             f"({os.getpid()}) is a fork; what its ops and source hold may need threads that exist "
             f"only there: build a pipeline in this process"
         )
-    source = order.plan.source
-    if source.single_use:
+    for source in sources_of(order.plan.source):
+        if not source.single_use:
+            continue
         if order.facts.source_used:
             raise RunStateError(
                 f"the source of {order.plan.name!r} is an iterator ({type(source.source).__name__}), "
                 f"which an earlier pass has used up; for several passes give add_source a list, "
                 f"another re-iterable, or a callable that returns a fresh iterator"
             )
-        order.facts.source_used = True
+    order.facts.source_used = True
     number = order.facts.next_epoch()
     return number if order.epoch is None else order.epoch
 

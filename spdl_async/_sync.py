@@ -36,10 +36,6 @@ class Pass(Protocol):
 
     epoch: int
 
-    @property
-    def forked(self) -> bool:
-        """Whether it was left behind in the process of which this one is a fork."""
-
     def next(self) -> object:
         """Return the next result; ``StopIteration`` after the last."""
 
@@ -131,7 +127,7 @@ class SyncPipelineRun(Generic[T_co]):
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.
         started = getattr(self, "_started", None)
-        if started is None or self._state is State.CLOSED or started.forked:
+        if started is None or self._state is State.CLOSED or getattr(started, "forked", False):
             return
         started.stop()
         if not self._short:

@@ -6,14 +6,23 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from concurrent.futures import Executor
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from spdl_async._plan.compile import compile_chain
 from spdl_async.errors import BuildError, UnusedBuilderWarning
+from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.markers import Drop
@@ -25,6 +34,7 @@ from spdl_async.spec.stages import (
     OutputOrder,
     PipeMode,
     PipeSpec,
+    RouteSpec,
     Scope,
     SinkSpec,
     SourceSpec,
@@ -34,9 +44,18 @@ from spdl_async.spec.stages import (
 )
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 U = TypeVar("U")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 K_contra = TypeVar("K_contra", contravariant=True)
 V_co = TypeVar("V_co", covariant=True)
+
+# ``Any``: a router of a batched route takes the list and returns a list.
+Router = Callable[[T], Any] | Callable[[T], Awaitable[Any]]
+Branch = Callable[["PipelineBuilder[T]"], "PipelineBuilder[U]"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -90,6 +109,18 @@ class AggregateOptions(SourceOptions, total=False):
     drop_last: bool
 
 
+class RouteOptions(SourceOptions, total=False):
+    """Options of ``route``."""
+
+    output_order: OutputOrder
+    batched: bool
+    concurrency: int
+
+
+# Stands for the source in the builders that branches are given.
+BRANCH: Final = SourceSpec(source=())
+
+
 class PipelineBuilder(Generic[T_co]):
     """Describe a pipeline: an immutable value to which each verb adds a stage.
 
@@ -134,7 +165,7 @@ class PipelineBuilder(Generic[T_co]):
     @overload
     def add_source(
         self: PipelineBuilder[NoSource],
-        source: PipelineBuilder[U] | Pipeline[U],
+        source: PipelineBuilder[U] | Pipeline[U] | Merge[U] | Zip[U],
         /,
         **options: Unpack[SourceOptions],
     ) -> PipelineBuilder[U]: ...
@@ -194,9 +225,10 @@ class PipelineBuilder(Generic[T_co]):
         Args:
             source: a sync or async iterable; a callable without arguments that returns one (fresh
                 for each pass); an object with ``__len__`` and ``__getitem__``, read by index; or
-                another builder or pipeline, whose stages become the first ones of this chain. An
-                object that is both iterable and callable is an iterable, one with both ``__iter__``
-                and ``__aiter__`` is async. A sync source is pulled in a thread of its own.
+                another builder or pipeline, whose stages become the first ones of this chain; or a
+                :class:`Merge` or :class:`Zip` of several. An object that is both iterable and callable
+                is an iterable, one with both ``__iter__`` and ``__aiter__`` is async. A sync source is pulled
+                in a thread of its own.
             name: the name in tables and messages; default ``"source"``.
             on_error: ``"raise"`` or ``"skip"``; with ``"skip"`` the next item is asked for. Where
                 the source then ends at once (as a generator does that has raised), or fails 100
@@ -223,7 +255,14 @@ class PipelineBuilder(Generic[T_co]):
                     "add_source: name, on_error and max_failures belong to the add_source of the "
                     "inner pipeline, which is inlined here"
                 )
-            return self._extended(inlined(source), "add_source(…)")
+            return self._extended(source._inlined("add_source"), "add_source(…)")
+        if isinstance(source, (Merge, Zip)):
+            if name is not None or policy is not None:
+                raise BuildError(
+                    "add_source: the name belongs to the Merge or Zip itself, on_error and max_failures "
+                    "to the add_source of its branches"
+                )
+            return self._extended(replace(self._chain, source=source._spec), "add_source(…)")
         spec = SourceSpec(source=source, name=name, policy=policy)
         return self._extended(replace(self._chain, source=spec), "add_source(…)")
 
@@ -446,6 +485,123 @@ class PipelineBuilder(Generic[T_co]):
         """
         return self._with_stage(DisaggregateSpec())
 
+    @overload
+    def route(
+        self, router: Router[T_co], a: Branch[T_co, A], /, **options: Unpack[RouteOptions]
+    ) -> PipelineBuilder[A]: ...
+    @overload
+    def route(
+        self,
+        router: Router[T_co],
+        a: Branch[T_co, A],
+        b: Branch[T_co, B],
+        /,
+        **options: Unpack[RouteOptions],
+    ) -> PipelineBuilder[A | B]: ...
+    @overload
+    def route(
+        self,
+        router: Router[T_co],
+        a: Branch[T_co, A],
+        b: Branch[T_co, B],
+        c: Branch[T_co, C],
+        /,
+        **options: Unpack[RouteOptions],
+    ) -> PipelineBuilder[A | B | C]: ...
+    @overload
+    def route(
+        self,
+        router: Router[T_co],
+        a: Branch[T_co, A],
+        b: Branch[T_co, B],
+        c: Branch[T_co, C],
+        d: Branch[T_co, D],
+        /,
+        **options: Unpack[RouteOptions],
+    ) -> PipelineBuilder[A | B | C | D]: ...
+    @overload
+    def route(
+        self, router: Router[T_co], /, *branches: Branch[T_co, U], **options: Unpack[RouteOptions]
+    ) -> PipelineBuilder[U]: ...
+    @overload
+    def route(
+        self,
+        router: Router[T_co],
+        branches: Mapping[Any, Branch[T_co, U]],
+        /,
+        **options: Unpack[RouteOptions],
+    ) -> PipelineBuilder[U]: ...
+    def route(
+        self,
+        router: Any,
+        /,
+        *branches: Any,
+        output_order: OutputOrder = "input",
+        batched: bool = False,
+        concurrency: int = 1,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> Any:
+        """Send each item through one of several branches.
+
+        Args:
+            router: sync or async, takes the item; returns the position of its branch, a key of the
+                mapping, or ``DROP``.
+            branches: functions that add stages to the builder they are given, as for :meth:`apply`; or
+                one mapping from what the router returns to such functions. One that returns its
+                builder as it is does nothing to its items.
+            output_order: ``"input"`` restores the order of items across the branches; ``"completion"``
+                lets them leave as they come. A branch that gathers items (``aggregate``) needs the
+                latter: an item that waits in it would hold back every later one.
+            batched: items are lists. The router takes a list and returns one answer for each element;
+                a branch is given the list of its elements, is not called for none, and returns as
+                many; elements come back in their original places. Elements of a list that a branch
+                drops are missing. Branches have 1→1 stages only.
+            concurrency: how many calls of the router run at once at most.
+            name: the router's name in tables and messages; default: the router's.
+            on_error: ``"raise"`` or ``"skip"``, for the router and for answers that name no branch.
+            max_failures: failures that ``"skip"`` allows.
+
+        Raises:
+            BuildError: no branch, a branch that does not return its builder, or cannot be a branch.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> numbers = PipelineBuilder().add_source(range(6))
+        >>> def halved(branch):
+        ...     return branch.pipe(lambda x: x // 2)
+        >>> def negated(branch):
+        ...     return branch.pipe(lambda x: -x)
+        >>> list(numbers.route(lambda x: x % 2, halved, negated).build())
+        [0, -1, 1, -3, 2, -5]
+        """
+        self._used = True
+        where = f"route({op_name(router)})"
+        if not isinstance(batched, bool):
+            raise BuildError(f"{where}: batched must be True or False, not {batched!r}")
+        keys = None
+        if len(branches) == 1 and isinstance(branches[0], Mapping):
+            keys, branches = tuple(branches[0]), tuple(branches[0].values())
+        if not branches:
+            raise BuildError(f"{where}: give at least one branch")
+        spec = RouteSpec(
+            router=PipeSpec(
+                op=router,
+                concurrency=concurrency,
+                output_order=output_order,
+                name=name,
+                policy=parse_policy(on_error, max_failures, where),
+            ),
+            branches=tuple(
+                branch_stages(branch, f"{where}: branch {at if keys is None else repr(keys[at])}")
+                for at, branch in enumerate(branches)
+            ),
+            keys=keys,
+            output_order=output_order,
+            batched=batched,
+        )
+        return self._with_stage(spec)
+
     def apply(
         self, fragment: Callable[[PipelineBuilder[T_co]], PipelineBuilder[U]], /
     ) -> PipelineBuilder[U]:
@@ -520,6 +676,8 @@ class PipelineBuilder(Generic[T_co]):
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
         policy = parse_policy(on_error, max_failures, "build") or FailurePolicy()
+        if self._chain.source is BRANCH:
+            raise BuildError("build: this is the builder of a branch; return it instead")
         scope = Scope(policy=policy, executor=executor, num_threads=num_threads)
         plan = compile_chain(
             self._chain,
@@ -530,6 +688,13 @@ class PipelineBuilder(Generic[T_co]):
         return Pipeline(plan, self._chain, scope)
 
     # Making builders
+
+    def _inlined(self, where: str) -> ChainSpec:
+        """Return the chain as the beginning of another one."""
+        self._used = True
+        if self._chain.source is None or self._chain.source is BRANCH:
+            raise BuildError(f"{where}: the inner builder has no source itself")
+        return replace(self._chain, sink=None)
 
     def _piped(
         self,
@@ -575,26 +740,34 @@ class PipelineBuilder(Generic[T_co]):
         return made
 
 
-def inlined(inner: PipelineBuilder[Any] | Pipeline[Any]) -> ChainSpec:
-    """Return the chain of a builder or pipeline that becomes the beginning of another one.
+def branch_stages(branch: Any, where: str) -> tuple[StageSpec, ...]:
+    """Return the stages that a branch's function adds.
 
-    The stages of a built pipeline keep the policy, executor and threads that they were built with.
+    Raises:
+        BuildError: it is no function, or does not return what the verbs on its builder returned.
     """
-    chain = inner._chain
-    if chain.source is None:
-        raise BuildError("add_source: the inner builder has no source itself")
-    if isinstance(inner, PipelineBuilder):
-        inner._used = True
-        return replace(chain, sink=None)
-    scope = inner._scope
-    return ChainSpec(
-        source=replace(chain.source, scope=chain.source.scope or scope),
-        stages=tuple(replace(stage, scope=stage.scope or scope) for stage in chain.stages),
-    )
+    if not callable(branch):
+        raise BuildError(
+            f"{where} must be a function that takes a builder and returns it with more stages, as in "
+            f"lambda branch: branch.pipe(…), not {branch!r}"
+        )
+    start: PipelineBuilder[Any] = PipelineBuilder()
+    start._chain = ChainSpec(source=BRANCH)
+    made = branch(start)
+    if isinstance(made, PipelineBuilder):
+        made._used = True
+    if not isinstance(made, PipelineBuilder) or made._chain.source is not BRANCH:
+        got = "another builder" if isinstance(made, PipelineBuilder) else type(made).__name__
+        raise BuildError(f"{where} must return the builder that its last verb returned, not {got}")
+    if made._chain.sink is not None:
+        raise BuildError(f"{where}: a branch has no sink; its items go on below the route")
+    return made._chain.stages
 
 
 def stage_text(stage: StageSpec) -> str:
     """Return a stage as it was written, shortened."""
+    if isinstance(stage, RouteSpec):
+        return f"route({op_name(stage.router.op)})"
     if isinstance(stage, PipeSpec):
         verb = "pipe" if stage.mode == "map" else stage.mode
         return f"{verb}({op_name(stage.op)})"

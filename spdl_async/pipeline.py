@@ -21,7 +21,7 @@ from spdl_async._run import LoopChoice, PipelineRun
 from spdl_async._start import Facts, Order
 from spdl_async._sync import SyncPipelineRun
 from spdl_async.errors import BuildError
-from spdl_async.spec.stages import ChainSpec, Scope
+from spdl_async.spec.stages import ChainSpec, Scope, scoped
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -186,6 +186,10 @@ class Pipeline(Generic[T_co]):
             return hint(self._plan)
         except LengthUnknownError:
             return NotImplemented  # type: ignore[no-any-return]  # the protocol's own answer
+
+    def _inlined(self, where: str) -> ChainSpec:  # noqa: ARG002 -- the form of the builder's
+        """Return the chain as the beginning of another one; its stages keep their options."""
+        return scoped(self._chain, self._scope)
 
     def describe(self) -> Description:
         """Say what the pipeline is, where it runs and why, and how much it can hold."""

@@ -22,7 +22,8 @@ LAYERS: dict[str, set[str]] = {
     "_run": {"_start", "errors", "statistics"},
     "_sync": {"_run", "_start", "errors", "statistics"},
     "pipeline": {"_run", "_sync", "_start", "_plan", "spec", "errors"},
-    "builder": {"pipeline", "_plan", "spec", "errors"},
+    "merging": {"spec", "errors"},
+    "builder": {"merging", "pipeline", "_plan", "spec", "errors"},
 }
 PUBLIC = "the public API"
 # The extension packages use what ``spdl_async`` itself exports, and what stands here.

@@ -13,10 +13,17 @@ from spdl_async._plan.steps import (
     WINDOW_FACTOR,
     AggregatePlan,
     BatchPlan,
-    FlattenPlan,
+    ChainPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     Plan,
+    RoutePlan,
+    SourcePlan,
+    StepPlan,
+    all_steps,
+    sources_of,
+    steps_of,
 )
 from spdl_async.spec.policy import FailurePolicy
 
@@ -32,20 +39,33 @@ class Bound:
 
 def bounds(plan: Plan) -> tuple[Bound, ...]:
     """Return the bound of every place that can hold items, from the source to the sink."""
-    found = [Bound(plan.source.op.name, 0 if plan.source.builtin else MAX_CHUNK, "source chunk")]
-    for step in plan.steps:
-        if isinstance(step, MapPlan):
-            found.append(Bound(" + ".join(op.name for op in step.ops), held_by(step), "window"))
-        elif isinstance(step, FlowPlan):
-            found.append(Bound(step.op.name, step.bound, "window of inputs and their values"))
-        elif isinstance(step, BatchPlan):
-            found.append(Bound(step.name, step.bound, "open batch and small ones ahead"))
-        elif isinstance(step, AggregatePlan):
-            found.append(Bound(step.op.name, None, "whatever the aggregator holds"))
-        else:
-            found.append(Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart"))
-    found.append(Bound("sink", plan.sink_size, "sink"))
-    return tuple(found)
+    return (*_bounds_of(plan), Bound("sink", plan.sink_size, "sink"))
+
+
+def _bounds_of(chain: Plan | ChainPlan) -> list[Bound]:
+    source = chain.source
+    if isinstance(source, MergePlan):
+        found = [bound for branch in source.branches for bound in _bounds_of(branch)]
+        found.append(Bound(source.op.name, source.bound, "taken from the branches"))
+    else:
+        found = [Bound(source.op.name, 0 if source.builtin else MAX_CHUNK, "source chunk")]
+    for step in steps_of(chain.steps):
+        found.append(_bound_of(step))
+    return found
+
+
+def _bound_of(step: StepPlan) -> Bound:
+    if isinstance(step, MapPlan):
+        return Bound(" + ".join(op.name for op in step.ops), held_by(step), "window")
+    if isinstance(step, FlowPlan):
+        return Bound(step.op.name, step.bound, "window of inputs and their values")
+    if isinstance(step, BatchPlan):
+        return Bound(step.name, step.bound, "open batch and small ones ahead")
+    if isinstance(step, AggregatePlan):
+        return Bound(step.op.name, None, "whatever the aggregator holds")
+    if isinstance(step, RoutePlan):
+        return Bound(step.name, step.bound, "in the branches, or waiting for an earlier one")
+    return Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart")
 
 
 def held_by(step: MapPlan | FlowPlan) -> int:
@@ -57,16 +77,37 @@ def held_by(step: MapPlan | FlowPlan) -> int:
 
 def source_items_bound(plan: Plan) -> int | None:
     """Return the most source items that can be in flight; ``None`` where it cannot be computed."""
-    total, each = 0 if plan.source.builtin else MAX_CHUNK, 1
-    for step in plan.steps:
+    found = _items_bound(plan)
+    return None if found is None else found[0] + plan.sink_size * found[1]
+
+
+def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
+    """Return how many source items a chain holds at most, and how many may make one that leaves it."""
+    source = chain.source
+    if isinstance(source, MergePlan):
+        parts = [_items_bound(branch) for branch in source.branches]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or source.how == "mix":
+            return None
+        each = max(part[1] for part in known)
+        total = sum(part[0] for part in known) + source.bound * each
+        if source.how == "zip":
+            each = sum(part[1] for part in known)
+    else:
+        total, each = 0 if source.builtin else MAX_CHUNK, 1
+    for step in chain.steps:
         if isinstance(step, (MapPlan, FlowPlan)):
             total += held_by(step) * each
         elif isinstance(step, BatchPlan):
             total += step.bound * each
             each *= step.size
+        elif isinstance(step, RoutePlan) and all(
+            isinstance(inner, (MapPlan, RoutePlan)) for inner in steps_of([step])
+        ):
+            total += step.bound * each
         else:
             return None
-    return total + plan.sink_size * each
+    return total, each
 
 
 def source_length(source: Any) -> int | None:
@@ -93,10 +134,15 @@ def length(plan: Plan) -> int:
         raise LengthUnknownError(
             f"filter {filters[0]!r} drops items, so the number of results is not known"
         )
-    policies = [(plan.source.op.name, plan.source.op.policy)]
-    for step in plan.steps:
+    policies = [(source.op.name, source.op.policy) for source in sources_of(plan.source)]
+    for step in all_steps(plan):
         if isinstance(step, MapPlan):
             policies += [(op.name, op.policy) for op in step.ops]
+        elif isinstance(step, RoutePlan):
+            raise LengthUnknownError(
+                f"the branches of {step.router.name!r} may drop items, so the number of results is not "
+                f"known"
+            )
     for name, policy in policies:
         if policy != FailurePolicy():
             raise LengthUnknownError(
@@ -105,32 +151,52 @@ def length(plan: Plan) -> int:
     return known
 
 
-def hint(plan: Plan) -> int:
+def hint(plan: Plan | ChainPlan) -> int:
     """Return the number of results if nothing is dropped or skipped.
 
     Raises:
         LengthUnknownError: the source has no length, or a stage changes the number freely.
     """
-    count = source_length(plan.source.source)
-    if count is None:
-        raise LengthUnknownError("the source has no len()")
+    count = _count_read(plan.source)
     for step in plan.steps:
         if isinstance(step, BatchPlan):
             count = count // step.size if step.drop_last else -(-count // step.size)
-        elif isinstance(step, FlowPlan):
-            raise LengthUnknownError(f"stage {step.op.name!r} makes any number of items of one")
-        elif isinstance(step, AggregatePlan):
-            raise LengthUnknownError(f"aggregator {step.op.name!r} makes any number of items")
-        elif isinstance(step, FlattenPlan):
-            raise LengthUnknownError("disaggregate makes any number of items of one")
+        elif not isinstance(step, MapPlan):
+            raise LengthUnknownError(_why_any(step))
     return count
+
+
+def _count_read(source: SourcePlan | MergePlan) -> int:
+    if isinstance(source, SourcePlan):
+        count = source_length(source.source)
+        if count is None:
+            raise LengthUnknownError("the source has no len()")
+        return count
+    if source.how == "mix":
+        raise LengthUnknownError(f"{source.op.name!r} makes any number of items of its branches")
+    counts = [hint(branch) for at, branch in enumerate(source.branches) if source.reads(at)]
+    if source.how == "zip":
+        return min(counts)
+    if source.stop == "first":
+        raise LengthUnknownError(f"{source.op.name!r} ends with its first branch")
+    return sum(counts)
+
+
+def _why_any(step: StepPlan) -> str:
+    if isinstance(step, FlowPlan):
+        return f"stage {step.op.name!r} makes any number of items of one"
+    if isinstance(step, AggregatePlan):
+        return f"aggregator {step.op.name!r} makes any number of items"
+    if isinstance(step, RoutePlan):
+        return f"the branches of {step.router.name!r} make any number of items of one"
+    return "disaggregate makes any number of items of one"
 
 
 def filters_in(plan: Plan) -> list[str]:
     """Return the names of the stages that are filters."""
     return [
         op.name
-        for step in plan.steps
+        for step in all_steps(plan)
         if isinstance(step, MapPlan)
         for op in step.ops
         if isinstance(op.call, (Filter, AsyncFilter))

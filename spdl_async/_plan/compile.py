@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any
@@ -16,24 +15,27 @@ from spdl_async._plan.classify import (
 )
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
-from spdl_async._plan.lifespan import (
-    aggregator_lifespan,
-    op_lifespan,
-    peel,
-    source_lifespan,
-)
-from spdl_async._plan.per_thread import PerThread
+from spdl_async._plan.lifespan import aggregator_lifespan, source_lifespan
+from spdl_async._plan.names import Names, aggregate_name, explicit_names, stage_name
+from spdl_async._plan.owning import owned, peel
 from spdl_async._plan.place import choose_loop, drains
+from spdl_async._plan.routing import Table, as_router
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
+    ChainPlan,
     FlattenPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     OpPlan,
     Plan,
+    RoutePlan,
     SourcePlan,
     StepPlan,
+    ops_of,
+    sources_of,
+    steps_of,
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
@@ -41,7 +43,9 @@ from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
     DisaggregateSpec,
+    MergeSpec,
     PipeSpec,
+    RouteSpec,
     Scope,
     SinkSpec,
     SourceSpec,
@@ -61,54 +65,146 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
             "build: the pipeline has no source; begin with PipelineBuilder().add_source(…)"
         )
     names = Names(explicit_names(chain))
-    source = plan_source(chain.source, scope, names)
-    steps = fuse([plan_stage(stage, scope, names) for stage in chain.stages])
-    loop, reason = choose_loop(async_parts(source, steps))
+    placed: list[Placed] = []
+    planned = plan_chain(chain, scope, names, placed)
+    loop, reason = choose_loop(async_parts(planned, placed))
     return Plan(
-        source=source,
-        steps=tuple(placed.step for placed in steps),
+        source=planned.source,
+        steps=planned.steps,
         sink_size=(chain.sink or SinkSpec()).buffer_size,
         name=name,
-        num_threads=count_threads(scope, steps),
+        num_threads=count_threads(scope, placed),
         seed=seed,
         loop=loop,
         loop_reason=reason,
     )
 
 
-class Names:
-    """Gives every stage a name of its own; explicit names first, so that defaults give way."""
-
-    def __init__(self, explicit: Iterable[tuple[str, object]]) -> None:
-        self.explicit: set[str] = set()
-        self.taken: set[str] = set()
-        for where, name in explicit:
-            if not isinstance(name, str) or not name:
-                raise BuildError(f"{where}: name must be a non-empty str, not {name!r}")
-            if name in self.explicit:
-                raise BuildError(f"{where}: there is a stage {name!r} already; names are unique")
-            self.explicit.add(name)
-
-    def give(self, wanted: str | None, default: str) -> str:
-        """Return the explicit name, or the default made unique."""
-        if wanted is not None:
-            return wanted
-        name, number = default, 2
-        while name in self.taken or name in self.explicit:
-            name, number = f"{default}_{number}", number + 1
-        self.taken.add(name)
-        return name
+def plan_chain(chain: ChainSpec, scope: Scope, names: Names, placed: list[Placed]) -> ChainPlan:
+    """Plan a source and the steps below it; ``placed`` collects every step, those of branches too."""
+    spec = chain.source
+    if spec is None:
+        raise BuildError("build: a merged pipeline has no source; begin it with add_source(…)")
+    source: SourcePlan | MergePlan
+    if isinstance(spec, MergeSpec):
+        source = plan_merge(spec, scope, names, placed)
+    else:
+        source = plan_source(spec, scope, names)
+    return ChainPlan(source=source, steps=plan_stages(chain.stages, scope, names, placed))
 
 
-def explicit_names(chain: ChainSpec) -> Iterable[tuple[str, object]]:
-    """Yield (where, name) of every name that the user gave."""
-    if chain.source is not None and chain.source.name is not None:
-        yield "add_source", chain.source.name
-    for stage in chain.stages:
-        if stage.name is not None:
-            verb = stage.mode if isinstance(stage, PipeSpec) and stage.mode != "map" else "pipe"
-            what = f"{verb}({op_name(stage.op)})" if isinstance(stage, PipeSpec) else "aggregate"
-            yield what, stage.name
+def plan_stages(
+    stages: Iterable[StageSpec], scope: Scope, names: Names, placed: list[Placed]
+) -> tuple[StepPlan, ...]:
+    """Plan the stages of a chain or of a branch."""
+    found: list[Placed] = []
+    for stage in stages:
+        if isinstance(stage, RouteSpec):
+            found += plan_route(stage, scope, names, placed)
+        else:
+            found.append(plan_stage(stage, scope, names))
+    steps = fuse(found)
+    placed += steps
+    return tuple(one.step for one in steps)
+
+
+def plan_merge(spec: MergeSpec, scope: Scope, names: Names, placed: list[Placed]) -> MergePlan:
+    """Plan the coming together of several chains."""
+    name = names.give(spec.name, "zip" if spec.how == "zip" else "merge")
+    branches = tuple(plan_chain(branch, scope, names, placed) for branch in spec.branches)
+    policy, owner = resolve(None, spec.scope, scope)
+    call = spec.mix
+    if spec.how == "mix":
+        where = f"{name!r} (Merge)"
+        kind, call = classify_op(spec.mix, where)
+        check_arity(call, 1, where)
+        if kind != "async generator":
+            raise BuildError(
+                f"{where}: mix must be an async generator function, async def mix(branches): … yield "
+                f"…, not a {kind} function"
+            )
+    op = OpPlan(name=name, kind="async generator", call=call, policy=policy, scope=owner)
+    return MergePlan(
+        op=op,
+        how=spec.how,
+        branches=branches,
+        weights=spec.weights,
+        stop=spec.stop,
+        seed=spec.seed,
+        strict=spec.strict,
+    )
+
+
+def plan_route(spec: RouteSpec, scope: Scope, names: Names, placed: list[Placed]) -> list[Placed]:
+    """Plan a router and what its items go through: two steps, of which the first is an ordinary one."""
+    pipe = spec.router
+    policy, owner = resolve(pipe.policy, pipe.scope, scope)
+    name = names.give(pipe.name, op_name(pipe.op))
+    where = f"stage {name!r} (route)"
+    kind, call = classify_op(pipe.op, where)
+    check_arity(call, 1, where)
+    inner, rewrap = peel(pipe.op)
+    table = Table(spec.keys, len(spec.branches), batched=spec.batched)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stage's call of one that takes the place of the user's object."""
+        return as_router(kind, rewrap(call), table, where)
+
+    on_loop = kind == "async"
+    place = None if on_loop else (pipe.scope or scope).executor
+    op = OpPlan(
+        name=name,
+        kind=kind,
+        call=as_router(kind, call, table, where),
+        policy=policy,
+        scope=owner,
+    )
+    op = owned(op, inner, place, where, wrap)
+    router = MapPlan(
+        ops=(op,),
+        concurrency=pipe.concurrency,
+        ordered=True,
+        executor=place,
+        on_loop=on_loop,
+    )
+    plan = RoutePlan(
+        name=names.give(None, f"{name} branches"),
+        router=op,
+        branches=tuple(plan_stages(b, scope, names, placed) for b in spec.branches),
+        labels=tuple(map(repr, spec.keys or range(len(spec.branches)))),
+        ordered=spec.output_order == "input",
+        batched=spec.batched,
+    )
+    for label, branch in zip(plan.labels, plan.branches, strict=True):
+        check_branch(plan, f"{where}: branch {label}", branch)
+    return [Placed(router, not on_loop, spec.scope), Placed(plan, False, spec.scope)]
+
+
+def check_branch(plan: RoutePlan, where: str, steps: Iterable[StepPlan]) -> None:
+    """Refuse a stage that a branch cannot have: one that waits for items which order holds back."""
+    spreads, mixed = None, None
+    for step in steps_of(steps):
+        one_to_one = isinstance(step, (MapPlan, RoutePlan))
+        if plan.batched and not one_to_one:
+            raise BuildError(
+                f"{where}: with batched=True each list that goes in must come back, so a branch has "
+                f"1→1 stages only; {stage_name(step)!r} is none"
+            )
+        if plan.ordered and not one_to_one and not isinstance(step, (FlowPlan, FlattenPlan)):
+            raise BuildError(
+                f"{where}: {stage_name(step)!r} gathers items, and an item that waits in it would hold "
+                f'back every later one; write route(…, output_order="completion")'
+            )
+        if isinstance(step, (FlowPlan, FlattenPlan)):
+            spreads = stage_name(step)
+        if isinstance(step, (MapPlan, FlowPlan, RoutePlan)) and not step.ordered:
+            mixed = stage_name(step)
+    if plan.ordered and spreads is not None and mixed is not None:
+        raise BuildError(
+            f"{where}: {spreads!r} makes many items of one while {mixed!r} lets them leave as they are "
+            f"done, so input order could not be restored within bounds; give {mixed!r} "
+            f'output_order="input", or the route "completion"'
+        )
 
 
 def resolve(
@@ -143,7 +239,9 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
     )
 
 
-def plan_stage(spec: StageSpec, scope: Scope, names: Names) -> Placed:
+def plan_stage(
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec, scope: Scope, names: Names
+) -> Placed:
     """Plan one stage, whether it may be fused with its neighbours, and which build it is of."""
     step = plan_step(spec, scope, names)
     fusable = (
@@ -152,7 +250,9 @@ def plan_stage(spec: StageSpec, scope: Scope, names: Names) -> Placed:
     return Placed(step, fusable, spec.scope)
 
 
-def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
+def plan_step(
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec, scope: Scope, names: Names
+) -> StepPlan:
     """Plan one stage's step."""
     policy, owner = resolve(spec.policy, spec.scope, scope)
     executor = (spec.scope or scope).executor
@@ -177,11 +277,6 @@ def plan_step(spec: StageSpec, scope: Scope, names: Names) -> StepPlan:
     # An aggregator's state cannot leave our memory, whatever the build's executor is.
     place = executor if executor is not None and drains(executor) else None
     return AggregatePlan(op=op, make=make, drop_last=spec.drop_last, executor=place)
-
-
-def aggregate_name(spec: AggregateSpec) -> str:
-    """Return the default name of an aggregate stage."""
-    return f"aggregate({spec.size})" if spec.size is not None else op_name(spec.aggregator)
 
 
 def plan_pipe(
@@ -213,18 +308,8 @@ def plan_pipe(
             f"concurrency= bounds it"
         )
     place = None if on_loop else executor
-    op = OpPlan(
-        name=name,
-        kind=kind,
-        call=call,
-        policy=policy,
-        scope=owner,
-        lifespan=op_lifespan(inner, where, wrap),
-        per_run=functools.partial(made_for_run, inner, wrap)
-        if isinstance(inner, PerThread)
-        else None,
-    )
-    refuse_in_processes(op, place, where)
+    op = OpPlan(name=name, kind=kind, call=call, policy=policy, scope=owner)
+    op = owned(op, inner, place, where, wrap)
     ordered = spec.output_order == "input"
     if spec.mode == "expand" or kind in ("generator", "async generator"):
         if place is not None and not drains(place):
@@ -244,48 +329,20 @@ def plan_pipe(
     )
 
 
-def made_for_run(
-    inner: PerThread, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """Return the call of a run for a ``per_thread`` op, and what lets go of what it has made."""
-    ops = inner.for_run()
-    return wrap(ops), ops.drop
-
-
-def refuse_in_processes(op: OpPlan, place: Executor | None, where: str) -> None:
-    """Raise ``BuildError`` where an op's state would have to leave our memory."""
-    if place is None or drains(place):
-        return
-    what = "per_thread" if op.per_run is not None else "an op with a lifespan"
-    if op.per_run is not None or op.lifespan is not None:
-        raise BuildError(
-            f"{where}: {what} cannot run on a {type(place).__name__}, whose workers do not share our "
-            f"memory; make the op's state in the executor's initializer, or leave executor= out"
-        )
-
-
-def async_parts(source: SourcePlan, steps: Iterable[Placed]) -> Iterable[str]:
-    """Yield a text for each part that is visibly async."""
-    if source.on_loop:
-        yield f"the source {source.op.name!r} is async"
-    if source.op.lifespan is not None:
-        yield f"the source {source.op.name!r} has a lifespan"
-    for placed in steps:
-        step = placed.step
+def async_parts(planned: ChainPlan, steps: Iterable[Placed]) -> Iterable[str]:
+    """Yield a text for each part that is visibly async, or may own what is."""
+    for source in sources_of(planned.source):
+        if source.on_loop:
+            yield f"the source {source.op.name!r} is async"
+        if source.op.lifespan is not None:
+            yield f"the source {source.op.name!r} has a lifespan"
+    ops = [(placed.step, op) for placed in steps for op in ops_of(placed.step)]
+    for step, op in ops:
         if isinstance(step, (MapPlan, FlowPlan)) and step.on_loop:
-            op = step.ops[0] if isinstance(step, MapPlan) else step.op
             yield f"stage {op.name!r} is async"
-    for placed in steps:
-        for op in ops_of(placed.step):
-            if op.lifespan is not None:
-                yield f"stage {op.name!r} has a lifespan"
-
-
-def ops_of(step: StepPlan) -> tuple[OpPlan, ...]:
-    """Return the user ops of a step."""
-    if isinstance(step, MapPlan):
-        return step.ops
-    return () if isinstance(step, BatchPlan) else (step.op,)
+    for _, op in ops:
+        if op.lifespan is not None:
+            yield f"stage {op.name!r} has a lifespan"
 
 
 def count_threads(scope: Scope, steps: Iterable[Placed]) -> int:

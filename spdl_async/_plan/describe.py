@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spdl_async._plan.bounds import bounds, source_items_bound
 from spdl_async._plan.place import drains
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
+    ChainPlan,
     FlattenPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     OpPlan,
     Plan,
+    RoutePlan,
     StepPlan,
 )
 
@@ -19,14 +24,7 @@ from spdl_async._plan.steps import (
 def text(plan: Plan) -> str:
     """Return the description of a plan as plain text."""
     lines = [f"pipeline {plan.name!r}"]
-    source = plan.source
-    where = "pulled in a thread of its own"
-    if source.builtin or source.on_loop:
-        where = "read on the loop"
-    if source.op.lifespan is not None:
-        where += ", in its lifespan"
-    lines.append(f"  source {source.op.name!r}: {where}{policy_text(source.op)}")
-    lines += [f"  {step_text(step)}" for step in plan.steps]
+    lines += chain_text(plan, "  ")
     lines.append(f"  sink: {plan.sink_size} waiting results")
     lines.append(
         f'runs, with loop="auto", on {"the caller’s" if plan.loop == "caller" else "its own"} loop: '
@@ -42,6 +40,47 @@ def text(plan: Plan) -> str:
         lines.append(f"  in sum at most {total} source items")
     lines.append(f"seed: {plan.seed}")
     return "\n".join(lines)
+
+
+def chain_text(chain: Plan | ChainPlan, indent: str) -> list[str]:
+    """Return the lines of a source and the steps below it."""
+    source, lines = chain.source, list[str]()
+    if isinstance(source, MergePlan):
+        lines.append(f"{indent}{source.op.name}: {merge_text(source)}")
+        for at, branch in enumerate(source.branches):
+            unread = "" if source.reads(at) else ", never read (weight 0)"
+            lines.append(f"{indent}  branch {at}{unread}")
+            lines += chain_text(branch, indent + "    ")
+    else:
+        where = "pulled in a thread of its own"
+        if source.builtin or source.on_loop:
+            where = "read on the loop"
+        if source.op.lifespan is not None:
+            where += ", in its lifespan"
+        lines.append(f"{indent}source {source.op.name!r}: {where}{policy_text(source.op)}")
+    return lines + steps_text(chain.steps, indent)
+
+
+def merge_text(plan: MergePlan) -> str:
+    """Return how the branches of a merge come together."""
+    if plan.how == "zip":
+        return "tuples of one item of each branch" + (", strict" if plan.strict else "")
+    if plan.how == "mix":
+        return "mixed by a function of yours, on the loop"
+    how = "in turns" if plan.weights is None else f"drawn with weights {list(plan.weights)}"
+    return f"{how}, to the end of the {'last' if plan.stop == 'all' else 'first'} branch"
+
+
+def steps_text(steps: Iterable[StepPlan], indent: str) -> list[str]:
+    """Return the lines of steps, those of branches below their route."""
+    lines: list[str] = []
+    for step in steps:
+        lines.append(f"{indent}{step_text(step)}")
+        if isinstance(step, RoutePlan):
+            for label, branch in zip(step.labels, step.branches, strict=True):
+                lines.append(f"{indent}  branch {label}" + ("" if branch else ": nothing is done"))
+                lines += steps_text(branch, indent + "    ")
+    return lines
 
 
 def policy_text(op: OpPlan) -> str:
@@ -79,6 +118,8 @@ def step_text(step: StepPlan) -> str:
     if isinstance(step, FlattenPlan):
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
     order = "input order" if step.ordered else "completion order"
+    if isinstance(step, RoutePlan):
+        return f"{step.name}: {'elements of lists' if step.batched else 'items'} routed, {order}"
     ops = step.ops if isinstance(step, MapPlan) else (step.op,)
     names = " + ".join(op.name for op in ops)
     fused = ", fused into one hop" if len(ops) > 1 else ""
@@ -93,21 +134,61 @@ def step_text(step: StepPlan) -> str:
 
 def mermaid(plan: Plan) -> str:
     """Return a plan as a Mermaid flow chart."""
-    labels = [f"source: {plan.source.op.name}"]
-    for step in plan.steps:
-        if isinstance(step, BatchPlan):
-            labels.append(step.name)
-        elif isinstance(step, MapPlan):
-            names = " + ".join(op.name for op in step.ops)
-            labels.append(f"{names} ×{step.concurrency}")
-        elif isinstance(step, FlowPlan):
-            labels.append(f"{step.op.name} ×{step.concurrency} 1→n")
+    chart = Chart()
+    ends = chart.chain(plan)
+    chart.node(f"sink: {plan.sink_size}", ends)
+    return "\n".join(["flowchart LR", *chart.nodes, *chart.edges])
+
+
+class Chart:
+    """Nodes and edges of a flow chart, in the order of the plan."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self.edges: list[str] = []
+
+    def node(self, label: str, above: list[int], on_edge: str = "") -> list[int]:
+        """Add a node below others; return it as the end of what is drawn so far."""
+        at = len(self.nodes)
+        self.nodes.append(f'    s{at}["{_clean(label)}"]')
+        text = f"|{_clean(on_edge)}|" if on_edge else ""
+        self.edges += [f"    s{one} -->{text} s{at}" for one in above]
+        return [at]
+
+    def chain(self, chain: Plan | ChainPlan) -> list[int]:
+        """Draw a source and what is below it."""
+        source = chain.source
+        if isinstance(source, MergePlan):
+            branches = [self.chain(branch) for branch in source.branches]
+            ends = self.node(source.op.name, [end for branch in branches for end in branch])
         else:
-            labels.append(step.op.name)
-    labels.append(f"sink: {plan.sink_size}")
-    lines = ["flowchart LR"]
-    for at, label in enumerate(labels):
-        clean = " ".join(label.replace('"', "'").split())
-        lines.append(f'    s{at}["{clean}"]')
-    lines += [f"    s{at} --> s{at + 1}" for at in range(len(labels) - 1)]
-    return "\n".join(lines)
+            ends = self.node(f"source: {source.op.name}", [])
+        return self.steps(chain.steps, ends)
+
+    def steps(self, steps: Iterable[StepPlan], ends: list[int], on_edge: str = "") -> list[int]:
+        """Draw steps below ``ends``."""
+        for step in steps:
+            if isinstance(step, RoutePlan):
+                branches = [
+                    self.steps(branch, ends, label)
+                    for label, branch in zip(step.labels, step.branches, strict=True)
+                ]
+                ends = self.node(step.name, [end for branch in branches for end in branch])
+            else:
+                ends = self.node(_label(step), ends, on_edge)
+            on_edge = ""
+        return ends
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.replace('"', "'").replace("|", "/").split())
+
+
+def _label(step: StepPlan) -> str:
+    if isinstance(step, (BatchPlan, RoutePlan)):
+        return step.name
+    if isinstance(step, MapPlan):
+        return f"{' + '.join(op.name for op in step.ops)} ×{step.concurrency}"
+    if isinstance(step, FlowPlan):
+        return f"{step.op.name} ×{step.concurrency} 1→n"
+    return step.op.name

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from spdl_async._plan.classify import classify_op
-from spdl_async._plan.field import AsyncOnField, OnField
 from spdl_async._plan.steps import Lifespan, OpKind
 from spdl_async.errors import BuildError
 from spdl_async.spec.aggregator import Aggregator
@@ -29,17 +28,6 @@ def instances_have_lifespan(kind: type) -> bool:
     """Tell the same of a class, for its instances."""
     is_manager = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
     return is_manager or callable(getattr(kind, "lifespan", None))
-
-
-def peel(op: Any) -> tuple[Any, Rewrap]:
-    """Return the object inside ``on(…)`` and ``functools.partial``, and what puts another in its place."""
-    if isinstance(op, (OnField, AsyncOnField)):
-        inner, rewrap = peel(op.__wrapped_op__)
-        return inner, lambda call: op.with_call(rewrap(call))
-    if isinstance(op, functools.partial):
-        inner, rewrap = peel(op.func)
-        return inner, lambda call: functools.partial(rewrap(call), *op.args, **op.keywords)
-    return op, lambda call: call
 
 
 def op_lifespan(op: Any, where: str, wrap: Rewrap) -> Lifespan | None:

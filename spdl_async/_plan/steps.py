@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -150,14 +150,78 @@ class FlattenPlan:
     op: OpPlan
 
 
-StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan
+@dataclass(frozen=True, kw_only=True)
+class RoutePlan:
+    """Send items into branches, as the step above has decided, and gather what comes back.
+
+    Attributes:
+        name: of the place where items come together.
+        router: name of the router, whose policy a wrong answer of a branch falls under.
+        branches: the steps of each.
+        labels: what the router answers for each branch, for people.
+        ordered: input order across the branches.
+        batched: items are lists, whose elements are routed.
+    """
+
+    name: str
+    router: OpPlan
+    branches: tuple[tuple[StepPlan, ...], ...]
+    labels: tuple[str, ...]
+    ordered: bool
+    batched: bool
+
+    @property
+    def floor(self) -> int:
+        """The number of items that go about in the branches while ops are slow."""
+        steps = [step for branch in self.branches for step in branch]
+        maps = sum(step.floor for step in steps if isinstance(step, MapPlan))
+        flows = sum(step.window for step in steps if isinstance(step, FlowPlan))
+        return maps + flows + 2 * len(self.branches)
+
+    @property
+    def bound(self) -> int:
+        """The largest number of items that are in the branches, or wait there for an earlier one."""
+        return max(self.floor, MAX_WINDOW * len(self.branches))
+
+
+StepPlan = MapPlan | FlowPlan | BatchPlan | AggregatePlan | FlattenPlan | RoutePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlan:
+    """A branch of a merge: a source and the steps below it."""
+
+    source: SourcePlan | MergePlan
+    steps: tuple[StepPlan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan:
+    """Bring the items of several chains together. Attributes as of ``MergeSpec``."""
+
+    op: OpPlan
+    how: Literal["turns", "mix", "zip"]
+    branches: tuple[ChainPlan, ...]
+    weights: tuple[float, ...] | None
+    stop: Literal["all", "first"]
+    seed: int | None
+    strict: bool
+
+    def reads(self, branch: int) -> bool:
+        """Whether a branch is read at all; one with a weight of zero is not."""
+        return self.weights is None or self.weights[branch] > 0
+
+    @property
+    def bound(self) -> int:
+        """The largest number of items taken from the branches and not handed on."""
+        return max(2 * len(self.branches), MAX_WINDOW)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that a run needs to know."""
 
-    source: SourcePlan
+    source: SourcePlan | MergePlan
     steps: tuple[StepPlan, ...]
     sink_size: int
     name: str
@@ -165,3 +229,36 @@ class Plan:
     seed: int
     loop: Literal["caller", "own"]
     loop_reason: str
+
+
+def sources_of(source: SourcePlan | MergePlan) -> Iterator[SourcePlan]:
+    """Yield every source, those of merged chains in their order."""
+    if isinstance(source, MergePlan):
+        for branch in source.branches:
+            yield from sources_of(branch.source)
+    else:
+        yield source
+
+
+def steps_of(steps: Iterable[StepPlan]) -> Iterator[StepPlan]:
+    """Yield every step, those of branches in their order."""
+    for step in steps:
+        yield step
+        if isinstance(step, RoutePlan):
+            for branch in step.branches:
+                yield from steps_of(branch)
+
+
+def all_steps(chain: ChainPlan | Plan) -> Iterator[StepPlan]:
+    """Yield every step of a chain, and of the chains that are merged in its source."""
+    if isinstance(chain.source, MergePlan):
+        for branch in chain.source.branches:
+            yield from all_steps(branch)
+    yield from steps_of(chain.steps)
+
+
+def ops_of(step: StepPlan) -> tuple[OpPlan, ...]:
+    """Return the user ops that a step itself calls."""
+    if isinstance(step, MapPlan):
+        return step.ops
+    return (step.op,) if isinstance(step, (FlowPlan, AggregatePlan, FlattenPlan)) else ()

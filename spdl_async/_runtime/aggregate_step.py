@@ -166,9 +166,11 @@ class AggregateStep(HoppingStep):
         if bad is not None:
             self.fail(item, bad)
         else:
-            judge.count_calls(1)
             if item is not None:
+                judge.count_calls(1)
                 self.join(item)
+            else:
+                judge.count_flush()
             kept = [value for value in values if value is not DROP]
             if len(kept) < len(values):
                 meter.dropped += len(values) - len(kept)

@@ -71,8 +71,10 @@ class BatchStep(Step):
                 await self.room.wait()
             began = clock()
             inp.quorum = size - len(values)
-            # As much as fills the batches that there is room for, at least one.
-            wanted = size * max(1, out.room() + ahead - 1 - self.untaken) - len(values)
+            # As much as fills the batches that there is room for, at least one. A batch whose members
+            # are shortened is filled exactly: they do not run parallel to its values.
+            batches = 1 if size > MAX_MEMBERS else max(1, out.room() + ahead - 1 - self.untaken)
+            wanted = size * batches - len(values)
             items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:
@@ -153,9 +155,12 @@ class FlattenStep(Step):
             if not items:
                 break
             meter.items_in += len(items)
+            meter.peak = max(meter.peak, len(items))
             items.reverse()
             while items:  # taken out one by one: what is done must not be kept alive by this frame
+                meter.queue = len(items)
                 error = await self.flatten(items.pop())
+                meter.queue = len(items)
                 if error is not None:
                     self.host.cancel_above(self)
                     out.close(error)
@@ -169,12 +174,13 @@ class FlattenStep(Step):
         self.judge.count_calls(1)
         if not isinstance(value, (list, tuple)):
             meter.failed += 1
-            self.host.ledger.release(item)
-            return self.judge.verdict(item, OpFailure(*not_a_list(value)))
+            error = self.judge.verdict(item, OpFailure(*not_a_list(value)))
+            if error is None:
+                self.host.ledger.release(item)
+            return error
         members = item.members
         known = members is not None and len(members) == len(value)
-        meter.queue = len(value)
-        meter.peak = max(meter.peak, meter.queue)
+        left = len(value)
         for start in range(0, len(value), MANY):
             part = value[start : start + MANY]
             if known and members is not None:
@@ -197,11 +203,11 @@ class FlattenStep(Step):
                     self.host.ledger.release(child)
             if kept:
                 self.emit(kept)
-            meter.queue = len(value) - start - len(part)
+            left -= len(part)
             del children, kept, part
-            while meter.queue and self.untaken:
+            while left and self.untaken:
                 await self.room.wait()
-            if meter.queue:
+            if left:
                 await asyncio.sleep(0)
         if not known:
             self.host.ledger.release(item)

@@ -40,7 +40,7 @@ from typing import Any
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
 from spdl_async._runtime.cancelled import current
-from spdl_async._runtime.channel import Channel, Outlet, Signal
+from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
@@ -48,7 +48,7 @@ from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.stall import StallWatch, suspended_frames
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger, where_is
-from spdl_async._runtime.wire import make_source, make_step
+from spdl_async._runtime.wire import lay_chain
 from spdl_async.statistics import FailureRecord, RunStatistics
 
 logger = logging.getLogger("spdl_async")
@@ -101,13 +101,8 @@ class Engine:
 
     def wire(self) -> None:
         """Make the steps, on the engine's loop."""
-        plan = self.plan
-        edges = [Channel(self.loop) for _ in plan.steps]
         sink = Sink(self.loop, self.handover, self.ledger, self.at_data_end)
-        below: list[Outlet] = [*edges, sink]
-        self.steps.append(make_source(self, plan, below[0]))
-        for at, step_plan in enumerate(plan.steps):
-            self.steps.append(make_step(step_plan, self, edges[at], below[at + 1]))
+        lay_chain(self, self.plan, sink)
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
@@ -207,11 +202,10 @@ class Engine:
         return self.supervisor is not None and self.supervisor.cancelling() > 0
 
     def cancel_above(self, step: Step) -> None:
-        for above in self.steps:
-            if above is step:
-                return
+        for above in step.above:
             if not above.cancelled:
                 above.stop()
+            self.cancel_above(above)
 
     def note_peak(self) -> None:
         self.handover.settle(self.ledger)  # what the consumer has is not in flight any more

@@ -143,6 +143,10 @@ class Judge:
         self.settled += calls
         self.budget.calls += calls
 
+    def count_flush(self) -> None:
+        """Count a call that concerns no item: a good one does not outweigh that all items failed."""
+        self.budget.calls += 1
+
     def note(self, item: Item, failure: OpFailure) -> FailureRecord:
         """Name stage and item on the exception, and write the failure down."""
         annotate(failure.exception, self.name, item, failure.input_was_none)

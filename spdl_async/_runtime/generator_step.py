@@ -189,6 +189,8 @@ class ThreadFlowStep(HoppingStep):
     def emit_flow(self, flow: Flow) -> None:
         """Hand on a flow's values, and settle it when it has ended."""
         flow.listed = False
+        if flow.settled:  # its thread has listed it once more just after it was settled
+            return
         ended = flow.ended  # read before the values: what comes between is seen next time
         children = flow.children
         values = [children.popleft() for _ in range(len(children))]
@@ -239,7 +241,8 @@ class ThreadFlowStep(HoppingStep):
             self.fatal = judge.verdict(flow.item, flow.failure)
         elif self.by_call:
             self.fatal = judge.over_budget()
-        self.host.ledger.release(flow.item)
+        if self.fatal is None:
+            self.host.ledger.release(flow.item)
         flow.settled = True
         self.leave_window(flow)
 

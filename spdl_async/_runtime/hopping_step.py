@@ -243,7 +243,8 @@ class HoppingStep(WindowedStep):
             # the loop was busy, which keeps threads waiting for the GIL.
             self.pauses += 1
         if self.pauses > 1:
-            self.share = 1
+            self.share = self.pace.least = 1
+            self.room.set()
 
     def measure(self) -> None:
         """Fit the window and the share to the time that results take."""
@@ -264,6 +265,8 @@ class HoppingStep(WindowedStep):
                 # But never for more than there is while every slot is taken by a call that blocks.
                 most = self.pace.window - self.concurrency
                 self.pace.least = max(1, min(most, self.pace.window * 3 // 4))
+        if self.share == 1:
+            self.pace.least = 1  # no timer would find out that ops have turned slow
 
     def stop(self) -> None:
         super().stop()

@@ -8,10 +8,10 @@ results are those of the engine; concurrency, executors and completion order hav
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
-from collections.abc import AsyncIterable, Callable, Generator, Iterator
+from collections.abc import AsyncIterable, Generator, Iterator, Sequence
 from contextvars import Context
-from dataclasses import replace
 from time import perf_counter as clock
 from typing import Any, Protocol
 
@@ -19,10 +19,13 @@ from spdl_async._plan.results import is_plain
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
+    ChainPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     OpPlan,
     Plan,
+    RoutePlan,
     StepPlan,
 )
 from spdl_async._runtime import flow
@@ -30,6 +33,7 @@ from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
 from spdl_async._runtime.inline_lifespan import in_lifespan
 from spdl_async._runtime.inline_loop import InlineLoop, close
+from spdl_async._runtime.inline_shapes import PAUSE, InlineRoute, merged, outputs_of
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.ticket import Item, OpFailure
@@ -51,8 +55,6 @@ class Facts(Protocol):
 class InlinePass:
     """One pass, run by whoever asks for its results."""
 
-    forked = False  # it has no threads to leave behind
-
     def __init__(self, plan: Plan, facts: Facts, epoch: int) -> None:
         self.plan = plan
         self.facts = facts
@@ -69,11 +71,27 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
-        self.at_end: list[Callable[[], None]] = []
-        source = self.stage(plan.source.op, "source")
-        self.chain: list[Items] = [in_lifespan(self, [source], lambda s: read(self, s[0]))]
-        for step in plan.steps:
-            self.chain.append(self.step(step, self.chain[-1]))
+        self.parts: list[Items] = []
+        self.last = self.lay(plan)
+
+    # The chain
+
+    def lay(self, chain: Plan | ChainPlan) -> Items:
+        """Make the generators of a chain; return the last."""
+        source = chain.source
+        if isinstance(source, MergePlan):
+            made = merged(self, source)
+        else:
+            made = in_lifespan(self, source, lambda p: read(self, p, self.stage(p.op, "source")))
+        self.parts.append(made)
+        return self.lay_steps(chain.steps, made)
+
+    def lay_steps(self, plans: Sequence[StepPlan], above: Items) -> Items:
+        """Make the generators of steps; return the last."""
+        for plan in plans:
+            above = in_lifespan(self, plan, functools.partial(self.step, above=above))
+            self.parts.append(above)
+        return above
 
     # The face
 
@@ -83,7 +101,7 @@ class InlinePass:
             raise self.error
         began = clock()
         try:
-            item = next(self.chain[-1])
+            item = next(self.last)
         except StopIteration:
             if not self.over:
                 self.over = True
@@ -102,11 +120,9 @@ class InlinePass:
 
     def close(self) -> None:
         """Close the generators of the chain, those of user code included, and the loop."""
-        for part in reversed(self.chain):
+        for part in reversed(self.parts):
             part.close()
         self.loop.close()
-        for let_go in self.at_end:
-            let_go()
         if self.finished is None:
             self.finished = clock()
 
@@ -143,10 +159,6 @@ class InlinePass:
         """Make a stage's meter and judge."""
         meter = Meter(op.name, kind, 1)
         self.meters.append(meter)
-        if op.per_run is not None:
-            call, let_go = op.per_run()
-            self.at_end.append(let_go)
-            op = replace(op, call=call)
         return op, meter, self.judges.of(op)
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
@@ -168,6 +180,12 @@ class InlinePass:
         except BaseException as error:  # noqa: BLE001 -- recorded, as on the other faces
             judge.note(item, caught(error))
 
+    def check_budget(self, judge: Judge) -> None:
+        """Raise where more has failed than is allowed."""
+        error = judge.over_budget()
+        if error is not None:
+            raise error
+
     def finish(self, judge: Judge) -> None:
         """Raise what is wrong with a stage as a whole."""
         error = judge.at_end()
@@ -180,28 +198,29 @@ class InlinePass:
         """Return the generator of a step."""
         if isinstance(plan, MapPlan):
             kind = "async" if plan.on_loop else "thread"
-            stages = [self.stage(op, kind) for op in plan.ops]
-            return in_lifespan(self, stages, lambda stages: self.maps(stages, above))
+            return self.maps([self.stage(op, kind) for op in plan.ops], above)
         if isinstance(plan, FlowPlan):
-            stage = self.stage(plan.op, "async" if plan.on_loop else "generator")
-            return in_lifespan(self, [stage], lambda stages: self.flows(stages[0], above))
+            return self.flows(self.stage(plan.op, "async" if plan.on_loop else "generator"), above)
         if isinstance(plan, BatchPlan):
             meter = Meter(plan.name, "batch", 1)
             self.meters.append(meter)
             return self.batches(plan, meter, above)
         if isinstance(plan, AggregatePlan):
-            stage = self.stage(plan.op, "aggregator")
-            return in_lifespan(
-                self, [stage], lambda stages: self.aggregates(plan, stages[0], above)
-            )
+            return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
+        if isinstance(plan, RoutePlan):
+            meter = Meter(plan.name, "route", 1)
+            self.meters.append(meter)
+            return InlineRoute(self, plan, meter, self.judges.of(plan.router)).items(above)
         return self.elements(self.stage(plan.op, "flatten"), above)
 
     def maps(self, stages: list[Stage], above: Items) -> Items:
         """Run 1→1 ops."""
         plain: set[type] = set()
         for item in above:
-            if all(self.call(stage, item, plain) for stage in stages):
+            if item is PAUSE or all(self.call(stage, item, plain) for stage in stages):
                 yield item
+                for _, _, judge in stages:  # after what was good, as on the other faces
+                    self.check_budget(judge)
         for _, _, judge in stages:
             self.finish(judge)
 
@@ -225,10 +244,9 @@ class InlinePass:
         if failure is not None:
             self.settle(judge, meter, item, failure)
             return False
-        if error_or_none := judge.over_budget():
-            raise error_or_none
         if value is DROP:
             self.dropped(meter)
+            self.check_budget(judge)
             return False
         meter.items_out += 1
         item.value = value
@@ -238,6 +256,9 @@ class InlinePass:
         """Run a 1→n op."""
         op, meter, judge = stage
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             context = self.context.copy()
             values: Iterator[Any] = iter(())
@@ -273,8 +294,7 @@ class InlinePass:
             judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item, failure)
-            elif error_or_none := judge.over_budget():
-                raise error_or_none
+            self.check_budget(judge)
         self.finish(judge)
 
     def values_of(self, op: OpPlan, value: Any) -> Iterator[Any]:
@@ -290,6 +310,9 @@ class InlinePass:
         """Make lists."""
         held: list[Item] = []
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             held.append(item)
             if len(held) == plan.size:
@@ -304,23 +327,29 @@ class InlinePass:
 
     def aggregates(self, plan: AggregatePlan, stage: Stage, above: Items) -> Items:
         """Run a user's aggregator."""
-        op, meter, judge = stage
+        _, meter, judge = stage
         aggregator = None
         members: list[Item] = []
         for item in self.with_end(above, plan.drop_last):
+            if item is PAUSE:
+                yield item
+                continue
             outputs: list[Any] = []
             failure = None
             began = clock()
             try:
                 context = self.context.copy()
                 if aggregator is None:
-                    aggregator = context.run(op.call)
+                    aggregator = context.run(plan.make)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)
             except BaseException as error:  # noqa: BLE001 -- the policy decides
                 failure = caught(error)
             meter.busy += clock() - began
-            judge.count_calls(1)
+            if item is None and failure is None:
+                judge.count_flush()
+            else:
+                judge.count_calls(1)
             if failure is not None:
                 self.settle(judge, meter, item or batch_of(members, None), failure)
                 continue
@@ -334,6 +363,7 @@ class InlinePass:
                 yield batch_of(members, value)
             if outputs:
                 members = []
+            self.check_budget(judge)
         self.finish(judge)
 
     def with_end(self, above: Items, drop_last: bool) -> Iterator[Item | None]:
@@ -346,6 +376,9 @@ class InlinePass:
         """Take lists and tuples apart."""
         _, meter, judge = stage
         for item in above:
+            if item is PAUSE:
+                yield item
+                continue
             meter.items_in += 1
             judge.count_calls(1)
             value = item.value
@@ -363,9 +396,5 @@ class InlinePass:
                 else:
                     child = item.child(element, (*item.path, ordinal), item.members)
                 yield child
+            self.check_budget(judge)
         self.finish(judge)
-
-
-def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
-    """Call an aggregator with an item, or to flush it."""
-    return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())

@@ -7,33 +7,80 @@ from asyncio import Future, Task
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from spdl_async._plan.steps import (
+    AggregatePlan,
+    MapPlan,
+    OpPlan,
+    SourcePlan,
+    StepPlan,
+    ops_of,
+)
 from spdl_async._runtime.inline_loop import InlineLoop
 from spdl_async._runtime.lifespan import NOBODY, manager_of, record
 from spdl_async.errors import RunStateError
 
 if TYPE_CHECKING:
-    from spdl_async._runtime.inline import InlinePass, Items, Stage
+    from spdl_async._runtime.inline import InlinePass, Items
 
 
-def in_lifespan(
-    run: InlinePass, stages: list[Stage], body: Callable[[list[Stage]], Items]
+P = TypeVar("P", SourcePlan, StepPlan)
+
+
+class Box:
+    """The call of an op, which may be another one once its lifespan is entered."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *items: Any) -> Any:
+        return self.call(*items)
+
+
+def in_lifespan(run: InlinePass, plan: P, make: Callable[[P], Items]) -> Items:
+    """Return the generator of a step, within the lifespans of its ops, with their state for this run."""
+    ops = (plan.op,) if isinstance(plan, SourcePlan) else ops_of(plan)
+    if all(op.lifespan is None and op.per_run is None for op in ops):
+        return make(plan)
+    boxed, let_go = [], []
+    for op in ops:
+        call = op.call
+        if op.per_run is not None:
+            call, drop = op.per_run()
+            let_go.append(drop)
+        boxed.append(replace(op, call=Box(call)))
+    return enclosed(run, boxed, make(with_ops(plan, boxed)), let_go)
+
+
+def with_ops(plan: Any, ops: list[OpPlan]) -> Any:
+    """Return a step's plan with other ops."""
+    if isinstance(plan, MapPlan):
+        return replace(plan, ops=tuple(ops))
+    if isinstance(plan, AggregatePlan):
+        return replace(plan, op=ops[0], make=ops[0].call)
+    if isinstance(plan, SourcePlan):
+        return replace(plan, op=ops[0], open=ops[0].call)
+    return replace(plan, op=ops[0])
+
+
+def enclosed(
+    run: InlinePass, ops: list[OpPlan], body: Items, let_go: list[Callable[[], None]]
 ) -> Items:
-    """Return a step's generator, within the lifespans of its ops where they have any."""
-    owning = any(op.lifespan is not None for op, _, _ in stages)
-    return enclosed(run, stages, body) if owning else body(stages)
-
-
-def enclosed(run: InlinePass, stages: list[Stage], body: Callable[[list[Stage]], Items]) -> Items:
     """Enter, run the step, leave; an error in leaving is raised where the step has ended well."""
     keeper = InlineKeeper(run)
     try:
-        entered = [keeper.enter(stage) for stage in stages]
-        yield from body(entered)
+        for op in ops:
+            keeper.enter(op)
+        yield from body
     except BaseException:
         keeper.leave_all()
         raise
+    finally:
+        for drop in let_go:
+            drop()
     failure = keeper.leave_all()
     if failure is not None:
         raise failure
@@ -47,12 +94,11 @@ class InlineKeeper:
         self._context = run.context.copy()
         self._leaves: list[tuple[str, Callable[[], object]]] = []
 
-    def enter(self, stage: Stage) -> Stage:
-        """Enter one op's lifespan; return its stage with what is to be called."""
-        op, meter, judge = stage
+    def enter(self, op: OpPlan) -> None:
+        """Enter one op's lifespan, and put what is to be called into its box."""
         span = op.lifespan
         if span is None:
-            return stage
+            return
         try:
             owner = self._context.run(span.owner)
             entered, leave = self._entered(owner)
@@ -63,7 +109,9 @@ class InlineKeeper:
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             failure = record(self._run.log, op.name, error, "entering")
             raise failure from failure.__cause__
-        return stage if call is None else (replace(op, call=call), meter, judge)
+        if call is not None:
+            assert isinstance(op.call, Box)
+            op.call.call = call
 
     def _entered(self, owner: Any) -> tuple[Any, Callable[[], object]]:
         manager = self._context.run(manager_of, owner)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Iterator
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
-from spdl_async._plan.steps import OpPlan
+from spdl_async._plan.steps import SourcePlan
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.puller import iterate
 from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from spdl_async._runtime.inline import InlinePass, Items, Stage
 
 
-def read(run: InlinePass, stage: Stage) -> Items:
+def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
     """Read the source."""
-    op, meter, judge = stage
+    _, meter, judge = stage
     context = run.context.copy()
-    iterator = context.run(open_source, run, op, judge)
+    iterator = context.run(open_source, run, plan, judge)
     in_a_row, first, index = 0, None, 0
     try:
         while True:
@@ -44,15 +44,15 @@ def read(run: InlinePass, stage: Stage) -> Items:
             in_a_row, first = 0, None
             meter.busy += clock() - began
             judge.count_calls(1)
-            if error_or_none := judge.over_budget():
-                raise error_or_none
             index += 1
             if value is DROP:
                 run.dropped(meter)
+                run.check_budget(judge)
                 continue
             meter.items_in += 1
             meter.items_out += 1
             yield Item(value, index - 1, kept_source(value))
+            run.check_budget(judge)
     finally:
         run.close_user(judge, Item(None, index, NO_ITEM), context, iterator)
     if first is not None:
@@ -60,10 +60,10 @@ def read(run: InlinePass, stage: Stage) -> Items:
     run.finish(judge)
 
 
-def open_source(run: InlinePass, op: OpPlan, judge: Judge) -> Iterator[Any]:
+def open_source(run: InlinePass, plan: SourcePlan, judge: Judge) -> Iterator[Any]:
     """Open the source."""
     try:
-        source = op.call()
+        source = plan.open()
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
         if isinstance(source, AsyncIterable):

@@ -49,5 +49,6 @@ class Pace:
             window = self.floor
         changed = window != self.window
         self.window = window
-        self.least = max(1, window // 2) if quick else 1
+        # What is not asked for yet must not keep a stage whose ops turn slow from its floor.
+        self.least = max(1, min(window // 2, window - self.floor)) if quick else 1
         return changed

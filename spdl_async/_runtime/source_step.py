@@ -178,6 +178,8 @@ class SourceStep(Step):
         if count < room:
             self.out.on_demand = None
             self.out.close(self.judge.at_end())
+        elif not kept:
+            self.host.loop.call_soon(self.fill)  # nobody asks again for what was dropped
 
     # Sync iterables
 
@@ -280,7 +282,7 @@ class SourceStep(Step):
             del good
             if error_or_none is not None:
                 return error_or_none
-            while self.untaken and self.out.room() <= 0:
+            while self.untaken >= MAX_CHUNK or (self.untaken and self.out.room() <= 0):
                 await self.signal.wait()
             began = clock()
             if began - resumed > SLICE_SECONDS:

@@ -90,6 +90,7 @@ class Step:
         self.host = host
         self.source = source
         self.out = out
+        self.above: tuple[Step, ...] = ()  # the steps that feed this one
         self.meters: list[Meter] = []
         self.halted = False  # no call is started any more
         self.cancelled = False  # and the results of those that run are not wanted
@@ -384,8 +385,10 @@ class WindowedStep(Step):
         item.value = None
         self.unfinished -= 1
         self.after_taken(1)
+        if self.fatal is not None:
+            return False  # not released: what comes behind it must not leave before the failure
         self.host.ledger.release(item)
-        return self.fatal is None
+        return True
 
     def after_taken(self, count: int) -> None:
         """Account for items that left the window."""

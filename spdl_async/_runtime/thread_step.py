@@ -80,8 +80,12 @@ class ThreadStep(HoppingStep):
             return True
         if finished - self.collected < self.out.quorum:
             return False
-        held = self.held
-        return not self.ordered or (bool(held) and held[0].state != PENDING)
+        if not self.ordered:
+            return True
+        try:
+            return self.held[0].state != PENDING
+        except IndexError:  # the loop has just taken the last one
+            return False
 
     def collect(self) -> list[Item]:
         before = self.unfinished
@@ -153,6 +157,7 @@ class ThreadStep(HoppingStep):
                 hop.resume = (item, at + 1)
         self.meters[at].busy += self.host.loop.time() - began
         if item.state != PENDING:
+            next(self.finished)
             if not self.ordered:
                 self.done.append(item)
             self.ended.append(hop)

@@ -40,7 +40,8 @@ class Item:
         value: the present value; in a failed item its :class:`OpFailure`.
         index: position in the source, from 0; of a batch, the first member's.
         source: the source item itself when it is small, else its type.
-        root: the ticket, that is the item that the source made; ``None`` in that one.
+        root: the ticket, that is the item that the source made (or one for a part of the way, see
+            ``route_step``); ``None`` in the former.
         open: of a ticket, how many descendants are neither delivered nor dropped yet.
         path: ordinals below each 1→n stage.
         members: of a batch, the items that it was made of (emptied of their values); never changed.
@@ -74,6 +75,9 @@ class Item:
     def ticket(self) -> Item:
         """The item that the source made."""
         return self if self.root is None else self.root
+
+    def left(self) -> None:
+        """Hear, as a ticket for a part of the way, that nothing of it is on that part any more."""
 
     def child(
         self, value: Any, path: tuple[int, ...], members: Sequence[Item] | None = None
@@ -115,7 +119,10 @@ class Ledger:
                 ticket = member.root or member
                 ticket.open -= 1
                 if not ticket.open:
-                    self.closed += 1
+                    if ticket.root is None:
+                        self.closed += 1
+                    else:
+                        ticket.left()
             else:
                 self.release(member)
 
@@ -123,7 +130,7 @@ class Ledger:
         """Account for ``children`` new descendants of ``parent``."""
         if parent.members is None:
             ticket = parent.ticket
-            if not ticket.open:
+            if not ticket.open and ticket.root is None:
                 self.closed -= 1
             ticket.open += children
         else:

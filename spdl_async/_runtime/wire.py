@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.place import drains
@@ -11,12 +11,17 @@ from spdl_async._plan.steps import (
     MAX_FLOW,
     AggregatePlan,
     BatchPlan,
+    ChainPlan,
     FlattenPlan,
     FlowPlan,
     MapPlan,
+    MergePlan,
     OpPlan,
     Plan,
+    RoutePlan,
+    SourcePlan,
     StepPlan,
+    steps_of,
 )
 from spdl_async._runtime.aggregate_step import AggregateStep
 from spdl_async._runtime.batch_step import BatchStep, FlattenStep
@@ -25,7 +30,9 @@ from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
 from spdl_async._runtime.lifespan import in_lifespan
 from spdl_async._runtime.loop_step import LoopStep
+from spdl_async._runtime.merge_step import make_merge
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.route_step import RouteStep
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
@@ -34,9 +41,66 @@ if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
 
 
-def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
+def lay_chain(engine: Engine, chain: Plan | ChainPlan, out: Outlet) -> Step:
+    """Make the steps of a chain, which ends in ``out``; return the last."""
+    edges = [Channel(engine.loop) for _ in chain.steps]
+    first: Outlet = edges[0] if edges else out
+    if isinstance(chain.source, MergePlan):
+        step = lay_merge(engine, chain.source, first)
+    else:
+        step = make_source(engine, chain.source, first)
+    engine.steps.append(step)
+    return lay_steps(engine, chain.steps, edges, out, (step,))
+
+
+def lay_merge(engine: Engine, plan: MergePlan, out: Outlet) -> Step:
+    """Make the chains of a merge, and the step that brings them together.
+
+    A branch with a weight of zero is not read, so nothing of it is started.
+    """
+    inputs, last = [Channel(engine.loop) for _ in plan.branches], []
+    for at, branch in enumerate(plan.branches):
+        if plan.reads(at):
+            last.append(lay_chain(engine, branch, inputs[at]))
+    step = make_merge(engine, plan, inputs, out)
+    step.above = tuple(last)
+    return step
+
+
+def lay_steps(
+    engine: Engine,
+    plans: Sequence[StepPlan],
+    edges: Sequence[Channel],
+    out: Outlet,
+    above: tuple[Step, ...],
+) -> Step:
+    """Make steps, each of which reads from its edge and writes to the next, the last to ``out``."""
+    below: list[Outlet] = [*edges, out][1:]
+    for plan, edge, outlet in zip(plans, edges, below, strict=True):
+        step = make_step(plan, engine, edge, outlet)
+        step.above = above
+        above = (step,)
+        engine.steps.append(step)
+        if isinstance(step, RouteStep) and isinstance(plan, RoutePlan):
+            lay_branches(engine, plan, step)
+    return above[0]
+
+
+def lay_branches(engine: Engine, plan: RoutePlan, route: RouteStep) -> None:
+    """Make the steps of a route's branches."""
+    inlets: list[Outlet] = []
+    for branch, end in zip(plan.branches, route.ends, strict=True):
+        edges = [Channel(engine.loop) for _ in branch]
+        inlets.append(edges[0] if edges else end)
+        known = len(engine.steps)
+        if branch:
+            lay_steps(engine, branch, edges, end, (route,))
+        route.inner += engine.steps[known:]
+    route.attach(inlets)
+
+
+def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
     """Make the step that reads the source."""
-    source = plan.source
     step = SourceStep(
         engine,
         out,
@@ -45,7 +109,7 @@ def make_source(engine: Engine, plan: Plan, out: Outlet) -> Step:
         builtin=source.source if source.builtin else None,
         judge=engine.judges.of(source.op),
         meter=Meter(source.op.name, "source", 1),
-        thread_name=f"spdl_async-{plan.name}-source",
+        thread_name=f"spdl_async-{engine.plan.name}-{source.op.name}",
     )
     return in_lifespan(step, (source.op,))
 
@@ -160,6 +224,26 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
         meter=Meter(plan.op.name, "aggregator", 1),
     )
     return in_lifespan(step, (plan.op,))
+
+
+@make_step.register(RoutePlan)
+def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    return RouteStep(
+        engine,
+        above,
+        below,
+        branches=len(plan.branches),
+        ordered=plan.ordered,
+        batched=plan.batched,
+        streams=tuple(
+            any(isinstance(s, (FlowPlan, FlattenPlan)) for s in steps_of(b)) for b in plan.branches
+        ),
+        labels=plan.labels,
+        floor=plan.floor,
+        ceiling=plan.bound,
+        judge=engine.judges.of(plan.router),
+        meter=Meter(plan.name, "route", 1),
+    )
 
 
 @make_step.register(FlattenPlan)

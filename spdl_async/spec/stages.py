@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from spdl_async.errors import BuildError
@@ -100,16 +100,90 @@ class SinkSpec:
         check_count(self.buffer_size, "add_sink: buffer_size", at_most=1_000_000)
 
 
-StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec
+@dataclass(frozen=True, kw_only=True)
+class RouteSpec:
+    """A router, which says where each item goes, and the branches from which items come back.
+
+    Attributes:
+        router: the router's op with its options.
+        branches: the stages of each branch.
+        keys: what the router answers for each branch; ``None``: its position.
+        output_order: ``"input"`` restores the order of items across the branches.
+        batched: items are lists, whose elements are routed one by one.
+    """
+
+    router: PipeSpec
+    branches: tuple[tuple[StageSpec, ...], ...]
+    keys: tuple[Any, ...] | None
+    output_order: OutputOrder = "input"
+    batched: bool = False
+    scope: Scope | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name that the user gave."""
+        return self.router.name
+
+
+StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | RouteSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeSpec:
+    """Several chains whose items come together: in turns, by a function of the user's, or as tuples.
+
+    Attributes:
+        how: ``"turns"``, ``"mix"`` or ``"zip"``.
+        branches: the chains.
+        weights: of the draws; ``None``: round-robin.
+        stop: end with the last branch (``"all"``) or with the first (``"first"``).
+        seed: of the draws; ``None``: the build's.
+        mix: an async generator function over the branches' async iterators.
+        strict: a zip of branches of different length is an error.
+    """
+
+    how: Literal["turns", "mix", "zip"]
+    branches: tuple[ChainSpec, ...]
+    weights: tuple[float, ...] | None = None
+    stop: Literal["all", "first"] = "all"
+    seed: int | None = None
+    mix: Any = None
+    strict: bool = False
+    name: str | None = None
+    scope: Scope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainSpec:
     """A source, the stages below it and a sink, as far as they are described yet."""
 
-    source: SourceSpec | None = None
+    source: SourceSpec | MergeSpec | None = None
     stages: tuple[StageSpec, ...] = ()
     sink: SinkSpec | None = None
+
+
+def scoped(chain: ChainSpec, scope: Scope) -> ChainSpec:
+    """Return a built chain without its sink, whose stages keep the options that it was built with."""
+    source = chain.source
+    if isinstance(source, MergeSpec):
+        branches = tuple(scoped(branch, scope) for branch in source.branches)
+        source = replace(source, branches=branches, scope=source.scope or scope)
+    elif source is not None:
+        source = replace(source, scope=source.scope or scope)
+    return ChainSpec(source=source, stages=_scoped_stages(chain.stages, scope))
+
+
+def _scoped_stages(stages: tuple[StageSpec, ...], scope: Scope) -> tuple[StageSpec, ...]:
+    done: list[StageSpec] = []
+    for stage in stages:
+        if isinstance(stage, RouteSpec):
+            stage = replace(
+                stage,
+                branches=tuple(_scoped_stages(branch, scope) for branch in stage.branches),
+                router=replace(stage.router, scope=stage.router.scope or scope),
+            )
+        done.append(replace(stage, scope=stage.scope or scope))
+    return tuple(done)
 
 
 def check_count(value: object, what: str, *, at_most: int | None = None) -> None:

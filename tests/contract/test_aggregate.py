@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable
+from fractions import Fraction
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, drive, functions_in, notes_of
 from kinds import kind_id, same
 
-from spdl_async import DROP, Aggregator, BuildError, Drop, PipelineBuilder
+from spdl_async import DROP, Aggregator, BuildError, Drop, PipelineBuilder, TooManyFailures
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -296,3 +297,43 @@ def test_a_batch_of_lists_cannot_fail_so_a_policy_is_an_error() -> None:
 def test_the_protocol_is_public() -> None:
     assert isinstance(Runs(), Aggregator)
     assert not isinstance([], Aggregator)
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("size", [4_097, 5_000])
+def test_contract_5_of_batches_that_keep_few_tickets_none_is_lost(size: int, face: Face) -> None:
+    outcome = drive(numbers(2 * size + 120).aggregate(size), face)
+    assert [len(batch) for batch in outcome.result()] == [size, size, 120]
+    assert outcome.result()[2][0] == 2 * size
+    assert outcome.statistics.in_flight == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("tail", [[], ["the tail"]], ids=["silent", "tail"])
+def test_contract_7_a_good_flush_does_not_outweigh_that_every_item_failed(
+    tail: list[str], face: Face
+) -> None:
+    class Picky:
+        def accumulate(self, item: int) -> Iterable[str]:
+            raise KeyError(item)
+
+        def flush(self) -> Iterable[str]:
+            return tail
+
+    outcome = drive(numbers(20).aggregate(Picky, on_error="skip"), face)
+    assert isinstance(outcome.error, TooManyFailures)
+    assert "every one of its 20 calls failed" in str(outcome.error)
+    assert outcome.outputs == tail
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_contract_6_7_a_spent_share_is_found_behind_the_result_that_was_good(face: Face) -> None:
+    def fails_at_first(n: int) -> int:
+        if n < 6:
+            raise KeyError(n)
+        return n
+
+    built = numbers(200).pipe(fails_at_first, max_failures=Fraction(1, 20))
+    outcome = drive(built, face)
+    assert isinstance(outcome.error, TooManyFailures)
+    assert outcome.outputs == list(range(6, 100))

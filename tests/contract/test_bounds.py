@@ -172,10 +172,11 @@ CHAINS: dict[str, Stages] = {
     "mixed": lambda b: b.pipe(same).pipe(on_loop).pipe(each).aggregate(5).pipe(len),
     "filter": lambda b: b.filter(lambda n: n % 3 > 0, concurrency=2),
     "flattened": lambda b: b.aggregate(4).disaggregate().pipe(same),
+    "source-into-large-batches": lambda b: b.aggregate(700),
     "aggregator": lambda b: b.pipe(same).aggregate(Held).pipe(on_loop),
     "nothing": lambda b: b,
 }
-WEIGHTS = {"batches": 7, "batches-of-batches": 12, "mixed": 5}
+WEIGHTS = {"source-into-large-batches": 700, "batches": 7, "batches-of-batches": 12, "mixed": 5}
 
 
 @pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)

@@ -7,10 +7,10 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive
+from faces import ENGINE_FACES, FACES, PATIENCE, Crowd, Face, Gate, drive
 from kinds import (
     EACH_CASE,
     EACH_ENGINE_CASE,
@@ -307,3 +307,21 @@ def test_contract_1_a_nested_async_source_and_stage_chain_of_twenty(face: Face) 
     for k in range(20):
         built = built.pipe(lambda n: n + 1, name=f"s{k}", concurrency=1 + k % 3)
     assert drive(built, face).result() == [n + 20 for n in range(50)]
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+@pytest.mark.parametrize("face", ENGINE_FACES)
+@pytest.mark.parametrize("quick", [400, 3_000])
+def test_contract_3_concurrency_is_reached_when_quick_ops_begin_to_block(
+    quick: int, face: Face, order: Literal["input", "completion"]
+) -> None:
+    meeting = threading.Barrier(8)
+
+    def op(n: int) -> int:
+        if n >= quick and n % 3 == 0 and n < quick + 24:
+            meeting.wait(PATIENCE)  # BrokenBarrierError where fewer than 8 are let in
+        return n
+
+    built = PipelineBuilder().add_source(range(quick + 300))
+    outcome = drive(built.pipe(op, concurrency=8, output_order=order), face)
+    assert sorted(outcome.result()) == list(range(quick + 300))

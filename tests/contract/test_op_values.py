@@ -6,11 +6,12 @@ import asyncio
 import contextvars
 import dataclasses
 import pickle
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from faces import ENGINE_FACES, FACES, Face, drive, notes_of
+from faces import ENGINE_FACES, FACES, PATIENCE, Face, drive, notes_of
 from kinds import EACH_CASE, Kind, Work, kind_id, same
 
 from spdl_async import DROP, BuildError, Drop, PipelineBuilder, cancelled, on
@@ -110,6 +111,10 @@ def test_contract_1_drop_is_counted_from_any_user_code_and_only_at_the_top(face:
     from_source = drive(PipelineBuilder().add_source(source), face)
     assert from_source.result() == [0, 1]
     assert from_source.statistics.stage("source").dropped == 1
+    dropped_first: list[int | Drop] = [*[DROP] * 1000, 1, DROP, 2]
+    from_list = drive(PipelineBuilder().add_source(dropped_first), face)
+    assert from_list.result() == [1, 2]
+    assert from_list.statistics.stage("source").dropped == 1001
 
 
 @EACH_CASE
@@ -207,3 +212,22 @@ def test_awaitables_are_awaited_on_the_stages_loop(face: Face) -> None:
 
     built = numbers(4).pipe(op, name="a")
     assert len(set(drive(built, face).result())) == 1
+
+
+@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
+def test_results_are_not_held_back_after_others_were_awaited(face: Face) -> None:
+    hold, waited_in_vain = threading.Event(), []
+
+    async def same_later(n: int) -> int:
+        return n
+
+    def op(n: int) -> Any:
+        if n < 60:
+            return same_later(n)
+        if n > 60 and not hold.wait(PATIENCE):
+            waited_in_vain.append(n)
+        return n
+
+    outcome = drive(numbers(100).pipe(op, concurrency=2), face, take=61, on_end=hold.set)
+    assert outcome.result() == list(range(61))
+    assert not waited_in_vain

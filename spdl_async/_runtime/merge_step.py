@@ -1,0 +1,305 @@
+"""Merging: the items of several chains come together, in turns, as tuples, or as the user mixes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from spdl_async._plan.steps import MergePlan
+from spdl_async._runtime.batch_step import batch_of
+from spdl_async._runtime.channel import Channel, Outlet, Signal
+from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.ticket import Item
+from spdl_async._runtime.turns import Turns
+from spdl_async.spec.markers import DROP
+
+if TYPE_CHECKING:
+    from spdl_async._runtime.engine import Engine
+
+SLICE_SECONDS = 0.001
+
+
+class MergeStep(Step):
+    """What the kinds of merging share: taking from the branches, and handing on.
+
+    Attributes:
+        taken: for each branch, what was taken from it and not used yet.
+        ready: what is to be handed on before anything is waited for.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        inputs: list[Channel],
+        out: Outlet,
+        *,
+        pace: Pace,
+        judge: Judge,
+        meter: Meter,
+    ) -> None:
+        super().__init__(host, None, out)
+        self.inputs = inputs
+        self.pace = pace
+        self.judge = judge
+        self.meters = [meter]
+        self.room = Signal(host.loop)
+        self.taken_from: list[deque[Item]] = [deque() for _ in inputs]
+        self.ready: list[Item] = []
+        self.failure: BaseException | None = None
+        self.resumed = clock()
+
+    def start(self) -> None:
+        self.launch(self.work(), "merge")
+
+    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+        self.room.set()
+
+    async def work(self) -> None:
+        """Merge to the end; then stop what is left of the branches."""
+        await self.merge()
+        await self.flush()
+        self.host.cancel_above(self)
+        for items in self.taken_from:
+            self.meters[0].dropped += len(items)
+            for item in items:
+                self.host.ledger.release(item)
+            items.clear()
+        self.meters[0].queue = 0
+        self.out.close(self.failure)
+
+    async def merge(self) -> None:
+        """Make ``ready`` items until the end, or set ``failure``."""
+        raise NotImplementedError
+
+    async def take(self, branch: int) -> Item | None:
+        """Return the next item of a branch; ``None`` at its end, which may be a failure."""
+        items = self.taken_from[branch]
+        if not items:
+            channel = self.inputs[branch]
+            if not len(channel):
+                await self.flush()  # before waiting
+            meter = self.meters[0]
+            began = clock()
+            most = max(1, self.pace.window // len(self.inputs))
+            items.extend(await channel.get_many(most))
+            meter.waiting_input += clock() - began
+            if not items:
+                self.failure = self.failure or channel.failure
+                return None
+            meter.items_in += len(items)
+            meter.queue = sum(map(len, self.taken_from))
+            meter.peak = max(meter.peak, meter.queue)
+        return items.popleft()
+
+    async def put(self, item: Item) -> None:
+        """Hand an item on, together with others where there are many."""
+        self.ready.append(item)
+        if len(self.ready) >= max(1, self.pace.window // 2):
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Hand on what is ready, and wait until there is room again."""
+        if self.ready:
+            ready, self.ready = self.ready, []
+            self.emit(ready)
+            self.pace.look(self.meters[0].items_out, True)
+        while self.untaken:
+            await self.room.wait()
+        if clock() - self.resumed > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self.resumed = clock()
+
+
+class TurnStep(MergeStep):
+    """One item of each branch in turns, or as drawn by weight."""
+
+    turns: Turns
+    to_first_end: bool
+
+    async def merge(self) -> None:
+        turns = self.turns
+        while not turns.over:
+            branch = self.take_turns(max(1, self.pace.window // 2))
+            if branch is None:
+                await self.flush()
+                continue
+            item = await self.take(branch)
+            if item is not None:
+                turns.gave()
+                self.ready.append(item)
+            elif self.failure is not None or self.to_first_end:
+                return
+            else:
+                turns.ended(branch)
+
+    def take_turns(self, most: int) -> int | None:
+        """Take from what the branches have given; return the first that is to be asked for more."""
+        turns, ready, taken = self.turns, self.ready, self.taken_from
+        while len(ready) < most:
+            branch = turns.next()
+            items = taken[branch]
+            if not items:
+                return branch
+            ready.append(items.popleft())
+            turns.gave()
+        return None
+
+
+class ZipStep(MergeStep):
+    """Tuples of one item of each branch, as long as each has one."""
+
+    strict: bool
+
+    async def merge(self) -> None:
+        number = 0
+        while True:
+            members: list[Item] = []
+            for branch in range(len(self.inputs)):
+                item = await self.take(branch)
+                if item is None:
+                    break
+                members.append(item)
+            if len(members) < len(self.inputs):
+                if self.failure is None and self.strict:
+                    await self.check_all_ended(number, len(members), members)
+                for member in members:
+                    self.host.ledger.release(member)
+                return
+            values = tuple([member.value for member in members])
+            for member in members:
+                member.value = None
+            await self.put(batch_of(members, values))
+            number += 1
+
+    async def check_all_ended(self, number: int, ended: int, members: list[Item]) -> None:
+        """Fail where one branch has ended and another one has not."""
+        longer = next(iter(range(len(members))), None)
+        for branch in range(ended + 1, len(self.inputs)):
+            if longer is None and await self.take_spare(branch, members):
+                longer = branch
+        if longer is not None and self.failure is None:
+            self.failure = uneven(ended, number, longer)
+            at = members[-1] if members else Item(None, number, None)
+            self.judge.note(at, caught(self.failure))
+
+    async def take_spare(self, branch: int, members: list[Item]) -> bool:
+        """Tell whether a branch has an item more."""
+        item = await self.take(branch)
+        if item is not None:
+            members.append(item)
+        return item is not None
+
+
+class Branch:
+    """A branch as the async iterator that a user's function takes items from."""
+
+    def __init__(self, step: MixStep, number: int) -> None:
+        self.step = step
+        self.number = number
+
+    def __aiter__(self) -> Branch:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self.step.next_of(self.number)
+
+
+class MixStep(MergeStep):
+    """What an async generator function of the user's yields from its branches' iterators.
+
+    A value belongs to every item taken since the last one.
+    """
+
+    mix: Callable[[list[Any]], AsyncIterator[Any]]
+
+    async def merge(self) -> None:
+        self.members: list[Item] = []
+        # One item is taken when it is asked for, so nothing lies here that the function has not seen.
+        self.pace = Pace(1, 1)
+        branches = [Branch(self, at) for at in range(len(self.inputs))]
+        try:
+            values = self.mix(branches)
+            try:
+                async for value in values:
+                    await self.pass_on(value)
+            finally:
+                closing: Callable[[], Awaitable[Any]] | None = getattr(values, "aclose", None)
+                if closing is not None:
+                    await closing()
+        except BaseException as error:
+            if self.asked_to_stop(error):
+                raise
+            self.fail(error)
+        self.meters[0].dropped += len(self.members)  # taken, but nothing was made of them
+        for member in self.members:
+            self.host.ledger.release(member)
+
+    def fail(self, error: BaseException) -> None:
+        """End with what the function let out: its own failure, or that of a branch."""
+        if any(error is channel.failure for channel in self.inputs):
+            self.failure = error
+            return
+        failure = caught(error)
+        at = self.members[-1] if self.members else batch_of((), None)
+        self.judge.note(at, failure)
+        self.meters[0].failed += 1
+        self.failure = failure.exception
+
+    async def next_of(self, branch: int) -> Any:
+        """Return the next value of a branch; called by the user's function."""
+        await self.flush()
+        failure, self.failure = self.failure, None
+        item = await self.take(branch)
+        error, self.failure = self.failure, failure
+        if item is None:
+            raise StopAsyncIteration if error is None else error
+        self.members.append(item)
+        value, item.value = item.value, None
+        return value
+
+    async def pass_on(self, value: Any) -> None:
+        """Hand on what the function has yielded."""
+        if value is DROP:
+            self.meters[0].dropped += 1
+            self.host.saw_drop()
+            return
+        members, self.members = self.members, []
+        if len(members) == 1:
+            item = members[0]
+            item.value = value
+        else:
+            item = batch_of(members, value)
+        await self.put(item)
+
+
+def uneven(ended: int, number: int, longer: int) -> ValueError:
+    """Return the error for branches of different length."""
+    return ValueError(
+        f"Zip(strict=True): branch {ended} ended after {number} items, branch {longer} has more"
+    )
+
+
+def make_merge(engine: Engine, plan: MergePlan, inputs: list[Channel], out: Outlet) -> MergeStep:
+    """Make the running form of a merge."""
+    kind = {"turns": TurnStep, "zip": ZipStep, "mix": MixStep}[plan.how]
+    step = kind(
+        engine,
+        inputs,
+        out,
+        pace=Pace(2 * len(inputs), plan.bound),
+        judge=engine.judges.of(plan.op),
+        meter=Meter(plan.op.name, plan.how if plan.how == "zip" else "merge", 1),
+    )
+    if isinstance(step, TurnStep):
+        step.turns = Turns(plan, engine.plan.seed, engine.epoch)
+        step.to_first_end = plan.stop == "first"
+    elif isinstance(step, ZipStep):
+        step.strict = plan.strict
+    elif isinstance(step, MixStep):
+        step.mix = plan.op.call
+    return step

@@ -1,0 +1,367 @@
+"""Routing: items go into branches, and what comes of them comes together again.
+
+Each routed item gets a ticket of its own for its way through a branch (:class:`Way`). The ticket is
+done when nothing of the item is left in the branch: everything was handed on to here, dropped or
+skipped. With input order the results of the first way that is not done leave, and no others.
+With completion order no ticket is needed: results leave as they come.
+
+A failure in a branch stops the steps above it, and the feeding of the other branches. These finish
+what they have been given, so what precedes the failed item is complete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spdl_async._runtime.channel import Channel, Outlet, Signal
+from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.step import Host, Step, guarded
+from spdl_async._runtime.ticket import Item, OpFailure
+from spdl_async._runtime.way import Way, in_places, inside, way_of
+
+
+class Halted(Exception):  # noqa: N818 -- a mark, never raised
+    """Closes the branches that had no failure themselves: nothing is to be made up from open batches."""
+
+
+class End:
+    """Where the last step of a branch writes to."""
+
+    __slots__ = ("branch", "held", "on_close", "on_demand", "on_taken", "quorum", "route")
+
+    def __init__(self, route: RouteStep, branch: int) -> None:
+        self.route = route
+        self.branch = branch
+        self.on_taken: Callable[[int], None] = _nobody
+        self.on_demand: Callable[[], None] | None = None
+        self.on_close: Callable[[BaseException | None], bool] | None = None
+        self.quorum = 1
+        self.held = 0
+
+    def room(self) -> int:
+        return self.route.out.room()
+
+    def push(self, items: list[Item]) -> None:
+        self.route.arrived(self, items)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        if self.on_close is not None and self.on_close(failure):
+            return
+        self.route.branch_ended(self.branch, failure)
+
+
+class RouteStep(Step):
+    """Feeds the branches, and gathers what comes back."""
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Outlet,
+        *,
+        branches: int,
+        ordered: bool,
+        batched: bool,
+        streams: tuple[bool, ...],
+        labels: tuple[str, ...],
+        floor: int,
+        ceiling: int,
+        judge: Judge,
+        meter: Meter,
+    ) -> None:
+        super().__init__(host, source, out)
+        self.ordered = ordered
+        self.batched = batched
+        self.streams = streams
+        self.labels = labels
+        self.judge = judge
+        self.meters = [meter]
+        self.pace = Pace(floor, ceiling)
+        self.ends = [End(self, at) for at in range(branches)]
+        self.inlets: list[Outlet] = []
+        self.inner: list[Step] = []
+        self.accepted = 0
+        self.held: deque[Way] = deque()
+        self.done: deque[Way] = deque()
+        self.ready: list[Item] = []
+        self.verdicts: dict[int, BaseException | None] = {}
+        self.input_ended = False
+        self.closed = False
+        self.fatal: BaseException | None = None
+        self.advancing = False
+        self.room = Signal(host.loop)
+
+    def attach(self, inlets: list[Outlet]) -> None:
+        """Take the outlets into the branches, whose room is not asked for: the window bounds all."""
+        self.inlets = inlets
+        for inlet in inlets:
+            if not isinstance(inlet, End):
+                inlet.on_taken = _nobody if self.by_ways else self.entered
+
+    @property
+    def by_ways(self) -> bool:
+        """Whether items get a ticket for their way."""
+        return self.ordered or self.batched
+
+    def start(self) -> None:
+        self.launch(self.feed(), "input")
+
+    def stop(self) -> None:
+        super().stop()
+        for inlet in self.inlets:
+            inlet.close(Halted())
+
+    # Into the branches
+
+    async def feed(self) -> None:
+        """Send items into the branches as far as the window has room."""
+        inp, meter = self.inp, self.meters[0]
+        while True:
+            free = self.pace.window - self.accepted - self.untaken
+            if free < 1:
+                await self.room.wait()
+                continue
+            items = await inp.get_many(free)
+            if not items:
+                break
+            meter.items_in += len(items)
+            self.accepted += len(items)
+            meter.queue = self.accepted
+            meter.peak = max(meter.peak, self.accepted)
+            self.send(items)
+        self.input_ended = True
+        for inlet in self.inlets:
+            inlet.close(inp.failure)
+        self.advance_soon()
+
+    def send(self, items: list[Item]) -> None:
+        """Hand items to their branches."""
+        bundles: list[list[Item]] = [[] for _ in self.inlets]
+        for item in items:
+            routed, item.value = item.value, None
+            to = routed.to
+            if self.batched:
+                self.send_elements(item, routed.value, to, bundles)
+            elif self.ordered:
+                way = Way(self, item, to)
+                self.held.append(way)
+                bundles[to].append(inside(item, way, routed.value))
+            else:
+                item.value = routed.value
+                bundles[to].append(item)
+        for inlet, bundle in zip(self.inlets, bundles, strict=True):
+            if bundle:
+                inlet.push(bundle)
+
+    def send_elements(
+        self, item: Item, values: Any, numbers: list[int], bundles: list[list[Item]]
+    ) -> None:
+        """Send the elements of a list into their branches, as one list for each."""
+        way = Way(self, item, -1)
+        way.parts = {}
+        places: dict[int, list[int]] = {}
+        way.places = places
+        self.held.append(way)
+        for place, number in enumerate(numbers):
+            places.setdefault(number, []).append(place)
+        way.open = len(places)
+        for number, own in places.items():
+            part = [values[k] for k in own]
+            bundles[number].append(Item(part, item.index, item.source, way, item.path))
+        if not places:
+            way.left()
+
+    def entered(self, count: int) -> None:
+        """Hear that a branch has taken items, whose ways are not followed."""
+        self.accepted -= count
+        self.meters[0].queue = self.accepted
+        self.room.set()
+
+    # Out of the branches
+
+    def arrived(self, end: End, items: list[Item]) -> None:
+        """Take what a branch has made."""
+        if not self.by_ways:
+            if not isinstance(self.inlets[end.branch], End):
+                end.on_taken(len(items))
+            else:
+                self.entered(len(items))
+            self.ready += items
+            self.advance_soon()
+            return
+        keep = self.streams[end.branch]
+        for item in items:
+            way = way_of(item)
+            if self.batched:
+                way.parts[end.branch] = item.value
+                item.value = None
+                self.host.ledger.release(item)
+            else:
+                self.come_back(item, way)
+        if keep:
+            end.held += len(items)  # it goes on counting them until they leave
+        else:
+            end.on_taken(len(items))
+        self.advance_soon()
+
+    def come_back(self, item: Item, way: Way) -> None:
+        """Give a result the identity that it had before the branch."""
+        origin = way.origin
+        if origin.members is None:
+            way.root.open += 1  # the origin's own count is released when the way is done
+            item.root = way.root
+            way.results.append(item)
+            way.open -= 1
+            if not way.open:
+                way.left()
+            return
+        back = item.child(item.value, item.path)
+        item.value = None
+        if item.members is not None:
+            back.members, back.root = origin.members, origin.ticket
+            self.host.ledger.adopt(origin, 1)
+        else:  # an element of a list that was taken apart in the branch
+            member = next((m for m in origin.members if m.index == item.index), origin.members[0])
+            back.root = member.ticket
+            self.host.ledger.adopt(member, 1)
+        way.results.append(back)
+        self.host.ledger.release(item)
+
+    def way_done(self, way: Way) -> None:
+        """Hear that nothing of a routed item is left in the branches."""
+        if not self.ordered:
+            self.done.append(way)
+        self.advance_soon()
+
+    def branch_ended(self, branch: int, failure: BaseException | None) -> None:
+        """Hear that a branch makes no more."""
+        if branch not in self.verdicts:
+            self.verdicts[branch] = None if isinstance(failure, Halted) else failure
+            self.advance_soon()
+
+    # To the next step
+
+    def advance_soon(self) -> None:
+        """Advance in the loop's next turn, once for all that comes in this one."""
+        if not self.advancing:
+            self.advancing = True
+            self.host.loop.call_soon(self.advance)
+
+    @guarded
+    def advance(self) -> None:
+        """Hand on what may leave; close at the end or after a failure."""
+        self.advancing = False
+        if self.closed:
+            return
+        while not self.untaken and self.fatal is None:
+            self.gather()
+            if not self.ready:
+                break
+            ready, self.ready = self.ready, []
+            self.emit(ready)
+            self.pace.look(self.meters[0].items_out, True)
+        if self.fatal is not None:
+            if not self.ready:
+                self.end_with(self.fatal)
+        elif not self.ready and not self.held and len(self.verdicts) == len(self.ends):
+            self.closed = True
+            own = (v for v in self.verdicts.values() if v is not None)
+            self.out.close(self.inp.failure or next(own, None))
+
+    def gather(self) -> None:
+        """Move to ``ready`` what may leave now."""
+        before = self.accepted
+        if not self.by_ways:
+            self.look_for_failure(None)
+        elif self.ordered:
+            while self.held and self.fatal is None:
+                way = self.held[0]
+                if way.results:
+                    self.leave(way)
+                if way.open:
+                    self.look_for_failure(way)
+                    break
+                self.held.popleft()
+                self.finish(way)
+        else:
+            while self.done and self.fatal is None:
+                way = self.done.popleft()
+                self.held.remove(way)
+                self.finish(way)
+            self.look_for_failure(None)
+        if self.accepted < before:
+            self.meters[0].queue = self.accepted
+            self.room.set()
+
+    def leave(self, way: Way) -> None:
+        """Let the results of a way go."""
+        results, way.results = way.results, []
+        self.ready += results
+        end = self.ends[way.branch]
+        if end.held:
+            end.held -= len(results)
+            end.on_taken(len(results))
+
+    def finish(self, way: Way) -> None:
+        """Account for a way that is done."""
+        self.accepted -= 1
+        if self.batched:
+            self.assemble(way)
+        else:
+            self.host.ledger.release(way.origin)
+
+    def assemble(self, way: Way) -> None:
+        """Put the elements of a list into their places again."""
+        item = way.origin
+        whole = in_places(way.places, way.parts, self.labels)
+        if isinstance(whole, ValueError):
+            self.settle(item, whole)
+        elif whole is None:
+            self.meters[0].dropped += 1
+            self.host.ledger.release(item)
+        else:
+            item.value = whole
+            self.ready.append(item)
+
+    def settle(self, item: Item, error: BaseException) -> None:
+        """Apply the router's policy to what a branch has returned."""
+        self.meters[0].failed += 1
+        self.judge.count_calls(1)
+        self.fatal = self.judge.verdict(
+            item, OpFailure(error, f"{type(error).__name__}: {error}\n")
+        )
+        self.host.ledger.release(item)
+
+    def look_for_failure(self, head: Way | None) -> None:
+        """Find the failure that ends the data: with input order, that of the first unfinished item."""
+        for branch, failure in self.verdicts.items():
+            if failure is None or failure is self.inp.failure:
+                continue
+            if head is None or not self.ordered or branch in self.branches_of(head):
+                self.fatal = failure
+                return
+
+    def branches_of(self, way: Way) -> Iterable[int]:
+        """Return the branches that an item was sent into."""
+        return way.places if self.batched else (way.branch,)
+
+    def end_with(self, error: BaseException) -> None:
+        """End the run's data with a failure."""
+        self.closed = True
+        for step in self.inner:
+            step.stop()
+        self.host.cancel_above(self)
+        self.stop()
+        self.out.close(error)
+
+    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+        self.room.set()
+        self.advance_soon()
+
+
+def _nobody(count: int) -> None:
+    """Stand in for a writer that does not count."""

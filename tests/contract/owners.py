@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from faces import ENGINE_FACES, FACES
 
-from spdl_async import PipelineBuilder, on
+from spdl_async import Merge, PipelineBuilder, on
 
 every_face = pytest.mark.parametrize("face", FACES, ids=lambda face: face.value)
 every_engine = pytest.mark.parametrize("face", ENGINE_FACES, ids=lambda face: face.value)
@@ -195,6 +195,33 @@ def partially(kind: type[Owner]) -> Made:
     return op, numbers().pipe(functools.partial(op, 0), name="owner")
 
 
+def in_branch(kind: type[Owner]) -> Made:
+    op = sync_op(kind)
+    other: Callable[[int], int] = lambda item: item  # noqa: E731 -- one that owns nothing
+    builder = numbers().route(
+        lambda item: 0, lambda branch: branch.pipe(op, name="owner"), lambda b: b.pipe(other)
+    )
+    return op, builder
+
+
+def routing(kind: type[Owner]) -> Made:
+    class Op(kind):  # type: ignore[misc, valid-type]  # a mixin
+        def __call__(self, item: int) -> int:
+            self.used(item)
+            return item % 2
+
+    op = Op()
+    same: Callable[[int], int] = lambda item: item  # noqa: E731 -- short
+    return op, numbers().route(op, lambda b: b.pipe(same), lambda b: b.pipe(same), name="owner")
+
+
+def merged(kind: type[Owner]) -> Made:
+    op = async_op(kind)
+    return op, PipelineBuilder().add_source(
+        Merge(numbers().pipe(op, name="owner"), PipelineBuilder().add_source(list[int]()))
+    )
+
+
 STAGES: dict[str, Callable[[type[Owner]], Made]] = {
     "sync": functools.partial(piped, sync_op),
     "sync, concurrency 3": functools.partial(piped, sync_op, concurrency=3),
@@ -208,6 +235,9 @@ STAGES: dict[str, Callable[[type[Owner]], Made]] = {
     "expand": expanded,
     "on": on_field,
     "partial": partially,
+    "in a branch": in_branch,
+    "router": routing,
+    "merged": merged,
 }
 every_stage = pytest.mark.parametrize("stage", STAGES)
 

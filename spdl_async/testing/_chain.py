@@ -99,7 +99,8 @@ def reference_run(
 
     This is what a pipeline of the same chain must deliver: exactly where every stage keeps the
     input order, else in some order. Stages obey their own ``on_error``, else ``on_error`` here,
-    which stands for that of ``build()``; budgets (``max_failures``) are not looked at. It works in a
+    which stands for that of ``build()``; budgets (``max_failures``) are not looked at. Ops are entered
+    and left (lifespans of sources and aggregators are not looked at). It works in a
     thread of its own, so it may be called while a loop is running; an infinite source never ends.
 
     Args:

@@ -8,6 +8,7 @@ what is named here. ``tests/test_layers.py`` enforces this.
 from __future__ import annotations
 
 from spdl_async._plan.field import on as on
+from spdl_async._plan.per_thread import per_thread as per_thread
 from spdl_async._run import PipelineRun as PipelineRun
 from spdl_async._runtime.cancelled import cancelled as cancelled
 from spdl_async._sync import SyncPipelineRun as SyncPipelineRun
@@ -69,6 +70,7 @@ __all__ = [
     "Zip",
     "cancelled",
     "on",
+    "per_thread",
 ]
 
 # Public names show the path by which they are imported.

@@ -95,7 +95,7 @@ class PipelineRun(Generic[T_co]):
     ) -> None:
         try:
             await self.aclose()
-        except ShutdownTimeout as late:
+        except (ShutdownTimeout, RunStateError) as late:
             if error is None:
                 raise
             error.add_note(f"spdl_async: beside this, {late}")
@@ -118,7 +118,7 @@ class PipelineRun(Generic[T_co]):
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.
         started = getattr(self, "_started", None)
-        if started is None or self._state is State.CLOSED:
+        if started is None or self._state is State.CLOSED or started.forked:
             return
         started.stop()
         if not self._short:

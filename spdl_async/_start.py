@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import os
 import threading
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class Facts:
     dropped: bool = False
     source_used: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    pid: int = field(default_factory=os.getpid)
 
     def saw_drop(self) -> None:
         """Note that an op has returned DROP, so the number of results is not known any more."""
@@ -46,6 +48,7 @@ class Order:
     facts: Facts
     epoch: int | None
     shutdown_timeout: float
+    stall_warning: float | None
 
 
 class Started:
@@ -58,46 +61,57 @@ class Started:
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()
         context = contextvars.copy_context()
-        on_drop = order.facts.saw_drop
-        if own_loop:
-            thread = LoopThread(f"spdl_async-{plan.name}-loop")
-            self.engine = Engine(
-                plan,
-                self.handover,
-                loop=thread.loop,
-                context=context,
-                epoch=self.epoch,
-                on_drop=on_drop,
-            )
+        thread = LoopThread(f"spdl_async-{plan.name}-loop") if own_loop else None
+        loop = asyncio.get_running_loop() if thread is None else thread.loop
+        self.engine = Engine(
+            plan,
+            self.handover,
+            loop=loop,
+            context=context,
+            epoch=self.epoch,
+            on_drop=order.facts.saw_drop,
+            own_loop=own_loop,
+            stall_warning=order.stall_warning,
+        )
+        if thread is not None:
             self.engine.loop_thread = thread.start(
                 self.engine.supervise, context, lambda: self.ended.set_result(None)
             )
         else:
-            loop = asyncio.get_running_loop()
-            self.engine = Engine(
-                plan, self.handover, loop=loop, context=context, epoch=self.epoch, on_drop=on_drop
-            )
             task = loop.create_task(
                 self.engine.supervise(), name=f"spdl_async: {plan.name}", context=context
             )
             ended = self.ended
             task.add_done_callback(lambda task: _resolve(ended, task))
 
+    @property
+    def forked(self) -> bool:
+        """Whether the pass was left behind in the process of which this one is a fork."""
+        return self.engine.forked
+
     def stop(self) -> None:
         """Ask the pass to stop; from any thread, a finalizer included."""
         self.engine.post_stop()
 
     def close(self) -> None:
-        """Ask the pass to stop, and tell whoever waits for a result."""
+        """Ask the pass to stop, and tell whoever waits for a result.
+
+        Raises:
+            RunStateError: the pass runs in the process of which this one is a fork.
+        """
+        if self.forked:
+            raise RunStateError(self.handover.why_closed)
         self.handover.close()
         self.engine.post_stop()
 
     async def wait_ended(self, timeout: float) -> None:
-        """Wait until nothing of the pass runs any more.
+        """Wait until nothing of the pass runs any more; not from inside a stage, which is part of that.
 
         Raises:
             ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
         """
+        if asyncio.current_task() in self.engine.tasks or self.engine.is_calling():
+            return
         if not self.ended.done():
             try:
                 async with asyncio.timeout(timeout):
@@ -108,6 +122,8 @@ class Started:
 
     def wait_ended_sync(self, timeout: float) -> None:
         """Do the same in an ordinary thread."""
+        if self.engine.is_calling():
+            return
         try:
             self.ended.result(timeout)
         except concurrent.futures.TimeoutError:
@@ -152,8 +168,15 @@ def begin_pass(order: Order) -> int:
     """Return the number of the pass that begins.
 
     Raises:
-        RunStateError: the source is an iterator that an earlier pass has used up.
+        RunStateError: the source is an iterator that an earlier pass has used up, or the pipeline was
+            built in another process, of which this one is a fork.
     """
+    if order.facts.pid != os.getpid():
+        raise RunStateError(
+            f"pipeline {order.plan.name!r} was built in process {order.facts.pid}, of which this one "
+            f"({os.getpid()}) is a fork; what its ops and source hold may need threads that exist "
+            f"only there: build a pipeline in this process"
+        )
     for source in sources_of(order.plan.source):
         if not source.single_use:
             continue

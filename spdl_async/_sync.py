@@ -107,7 +107,7 @@ class SyncPipelineRun(Generic[T_co]):
     ) -> None:
         try:
             self.close()
-        except ShutdownTimeout as late:
+        except (ShutdownTimeout, RunStateError) as late:
             if error is None:
                 raise
             error.add_note(f"spdl_async: beside this, {late}")
@@ -127,7 +127,7 @@ class SyncPipelineRun(Generic[T_co]):
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.
         started = getattr(self, "_started", None)
-        if started is None or self._state is State.CLOSED:
+        if started is None or self._state is State.CLOSED or getattr(started, "forked", False):
             return
         started.stop()
         if not self._short:

@@ -334,7 +334,8 @@ class PipelineBuilder(Generic[T_co]):
         called is looked up in.
 
         Args:
-            op: takes the item; may return or yield ``DROP`` to drop it.
+            op: takes the item; may return or yield ``DROP`` to drop it. An object that is an async
+                context manager, or has a ``lifespan()`` that makes one, is entered by each run.
             concurrency: how many calls run at once at most. For I/O tens to hundreds; for work on
                 the CPU that releases the GIL about the number of cores.
             output_order: ``"input"``, the order of the items; or ``"completion"``, as they finish.

@@ -81,6 +81,7 @@ class Pipeline(Generic[T_co]):
         loop: LoopChoice = "auto",
         epoch: int | None = None,
         shutdown_timeout: float = 30.0,
+        stall_warning: float | None = 60.0,
     ) -> PipelineRun[T_co]:
         """Return one pass for async code: ``async with pipeline.run() as run``.
 
@@ -91,13 +92,18 @@ class Pipeline(Generic[T_co]):
                 something in the pipeline is visibly async, else ``"own"``.
             epoch: number of the pass; default: how many passes this pipeline has started.
             shutdown_timeout: seconds that leaving the block waits for user code that still runs.
+            stall_warning: seconds after which, when nothing was delivered while the consumer waits,
+                one record in the log (``"spdl_async"``) shows stage, item and stack of what holds it
+                up; ``None``: never. For steps that take minutes choose more.
 
         Raises:
             BuildError: an option has no meaning.
         """
         if loop not in ("auto", "caller", "own"):
             raise BuildError(f'run: loop must be "auto", "caller" or "own", not {loop!r}')
-        return PipelineRun(self._order(epoch, shutdown_timeout), loop=loop, short=False)
+        return PipelineRun(
+            self._order(epoch, shutdown_timeout, stall_warning), loop=loop, short=False
+        )
 
     def run_sync(
         self,
@@ -105,6 +111,7 @@ class Pipeline(Generic[T_co]):
         inline: bool = False,
         epoch: int | None = None,
         shutdown_timeout: float = 30.0,
+        stall_warning: float | None = 60.0,
     ) -> SyncPipelineRun[T_co]:
         """Return one pass for ordinary code: ``with pipeline.run_sync() as run``.
 
@@ -113,6 +120,9 @@ class Pipeline(Generic[T_co]):
                 pool, so that ``breakpoint()`` and tracebacks are plain. For debugging.
             epoch: number of the pass; default: how many passes this pipeline has started.
             shutdown_timeout: seconds that leaving the block waits for user code that still runs.
+            stall_warning: seconds after which, when nothing was delivered while the consumer waits,
+                one record in the log (``"spdl_async"``) shows stage, item and stack of what holds it
+                up; ``None``: never. Not inline, where a debugger may stop for as long as it likes.
 
         Raises:
             BuildError: an option has no meaning; or ``inline`` with a ``timeout`` on a sync op, which
@@ -120,15 +130,22 @@ class Pipeline(Generic[T_co]):
         """
         if inline:
             check_inline(self._plan)
-        return SyncPipelineRun(self._order(epoch, shutdown_timeout), inline=inline, short=False)
+        return SyncPipelineRun(
+            self._order(epoch, shutdown_timeout, stall_warning), inline=inline, short=False
+        )
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        return PipelineRun(self._order(None, 30.0), loop="auto", short=True)
+        return PipelineRun(self._order(), loop="auto", short=True)
 
     def __iter__(self) -> Iterator[T_co]:
-        return SyncPipelineRun(self._order(None, 30.0), inline=False, short=True)
+        return SyncPipelineRun(self._order(), inline=False, short=True)
 
-    def _order(self, epoch: int | None, shutdown_timeout: float) -> Order:
+    def _order(
+        self,
+        epoch: int | None = None,
+        shutdown_timeout: float = 30.0,
+        stall_warning: float | None = 60.0,
+    ) -> Order:
         if epoch is not None and (
             isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0
         ):
@@ -139,7 +156,14 @@ class Pipeline(Generic[T_co]):
             )
         if math.isinf(shutdown_timeout):
             raise BuildError("run: shutdown_timeout must be finite; a stop always ends")
-        return Order(self._plan, self._facts, epoch, float(shutdown_timeout))
+        if stall_warning is not None:
+            is_number = isinstance(stall_warning, (int, float)) and stall_warning is not True
+            if not is_number or not 0 < stall_warning < math.inf:
+                raise BuildError(
+                    f"run: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
+                    f"turns the warning off"
+                )
+        return Order(self._plan, self._facts, epoch, float(shutdown_timeout), stall_warning)
 
     # Looking
 

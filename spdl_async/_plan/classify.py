@@ -176,8 +176,3 @@ def _checked(factory: Callable[[], Any]) -> Callable[[], Any]:
         return made
 
     return make
-
-
-def has_lifespan(op: Any) -> bool:
-    """Tell whether an op owns resources that may belong to a loop (it is an async context manager)."""
-    return hasattr(op, "__aenter__") and hasattr(op, "__aexit__")

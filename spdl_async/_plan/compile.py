@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from typing import Any
 
+from spdl_async._plan.branches import check_branch
 from spdl_async._plan.classify import (
     check_arity,
     classify_aggregator,
     classify_op,
     classify_source,
-    has_lifespan,
     is_opened_at_run,
     is_single_use,
 )
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
-from spdl_async._plan.names import Names, aggregate_name, explicit_names, specs_of, stage_name
+from spdl_async._plan.lifespan import aggregator_lifespan, source_lifespan
+from spdl_async._plan.names import Names, aggregate_name, explicit_names
+from spdl_async._plan.owning import owned, peel
 from spdl_async._plan.place import choose_loop, drains
 from spdl_async._plan.routing import Table, as_router
-from spdl_async._plan.shapes import EnumeratePlan, SkipPlan, TakePlan, plan_shape
+from spdl_async._plan.shapes import plan_shape
 from spdl_async._plan.steps import (
     AggregatePlan,
     BatchPlan,
@@ -33,8 +36,8 @@ from spdl_async._plan.steps import (
     RoutePlan,
     SourcePlan,
     StepPlan,
+    ops_of,
     sources_of,
-    steps_of,
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
@@ -67,7 +70,7 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
     names = Names(explicit_names(chain))
     placed: list[Placed] = []
     planned = plan_chain(chain, scope, names, placed)
-    loop, reason = choose_loop(async_parts(planned, chain, placed))
+    loop, reason = choose_loop(async_parts(planned, placed))
     return Plan(
         source=planned.source,
         steps=planned.steps,
@@ -143,22 +146,30 @@ def plan_route(spec: RouteSpec, scope: Scope, names: Names, placed: list[Placed]
     where = f"stage {name!r} (route)"
     kind, call = classify_op(pipe.op, where)
     check_arity(call, 1, where)
-    call = as_router(kind, call, Table(spec.keys, len(spec.branches), batched=spec.batched), where)
+    inner, rewrap = peel(pipe.op)
+    table = Table(spec.keys, len(spec.branches), batched=spec.batched)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stage's call of one that takes the place of the user's object."""
+        return as_router(kind, rewrap(call), table, where)
+
     on_loop = kind == "async"
+    place = None if on_loop else (pipe.scope or scope).executor
     op = OpPlan(
         name=name,
         kind=kind,
-        call=call,
+        call=as_router(kind, call, table, where),
         policy=policy,
         scope=owner,
         retry=pipe.retry,
         timeout=pipe.timeout,
     )
+    op = owned(op, inner, place, where, wrap)
     router = MapPlan(
         ops=(op,),
         concurrency=pipe.concurrency,
         ordered=True,
-        executor=None if on_loop else (pipe.scope or scope).executor,
+        executor=place,
         on_loop=on_loop,
     )
     plan = RoutePlan(
@@ -173,37 +184,6 @@ def plan_route(spec: RouteSpec, scope: Scope, names: Names, placed: list[Placed]
         check_branch(plan, f"{where}: branch {label}", branch)
     fusable = not on_loop and may_fuse(pipe, router)
     return [Placed(router, fusable, spec.scope), Placed(plan, False, spec.scope)]
-
-
-def check_branch(plan: RoutePlan, where: str, steps: Iterable[StepPlan]) -> None:
-    """Refuse a stage that a branch cannot have: one that waits for items which order holds back."""
-    spreads, mixed = None, None
-    for step in steps_of(steps):
-        if isinstance(step, TakePlan):
-            raise BuildError(
-                f"{where}: take ends everything above it, the other branches too; put it below the route"
-            )
-        one_to_one = isinstance(step, (MapPlan, RoutePlan, SkipPlan, EnumeratePlan))
-        if plan.batched and not isinstance(step, (MapPlan, RoutePlan)):
-            raise BuildError(
-                f"{where}: with batched=True each list that goes in must come back, so a branch has "
-                f"1→1 stages only; {stage_name(step)!r} is none"
-            )
-        if plan.ordered and not one_to_one and not isinstance(step, (FlowPlan, FlattenPlan)):
-            raise BuildError(
-                f"{where}: {stage_name(step)!r} gathers items, and an item that waits in it would hold "
-                f'back every later one; write route(…, output_order="completion")'
-            )
-        if isinstance(step, (FlowPlan, FlattenPlan)):
-            spreads = stage_name(step)
-        if isinstance(step, (MapPlan, FlowPlan, RoutePlan)) and not step.ordered:
-            mixed = stage_name(step)
-    if plan.ordered and spreads is not None and mixed is not None:
-        raise BuildError(
-            f"{where}: {spreads!r} makes many items of one while {mixed!r} lets them leave as they are "
-            f"done, so input order could not be restored within bounds; give {mixed!r} "
-            f'output_order="input", or the route "completion"'
-        )
 
 
 def resolve(
@@ -233,6 +213,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
         policy=policy,
         scope=owner,
         timeout=spec.timeout,
+        lifespan=source_lifespan(spec.source),
     )
     return SourcePlan(
         op=op,
@@ -287,7 +268,14 @@ def plan_step(
             name=name, size=spec.size, drop_last=spec.drop_last, within=check_within(spec.within)
         )
     make = classify_aggregator(spec.aggregator)
-    op = OpPlan(name=name, kind="sync", call=make, policy=policy, scope=owner)
+    op = OpPlan(
+        name=name,
+        kind="sync",
+        call=make,
+        policy=policy,
+        scope=owner,
+        lifespan=aggregator_lifespan(spec.aggregator, make),
+    )
     # An aggregator's state cannot leave our memory, whatever the build's executor is.
     place = executor if executor is not None and drains(executor) else None
     return AggregatePlan(
@@ -312,6 +300,13 @@ def plan_pipe(
     where = f"stage {name!r} ({verb})"
     kind, call = classify_op(spec.op, where)
     check_arity(call, 1, where)
+    inner, rewrap = peel(spec.op)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stage's call of one that takes the place of the user's object."""
+        call = rewrap(call)
+        return as_filter(kind, call, where) if spec.mode == "filter" else call
+
     if spec.mode == "filter":
         call = as_filter(kind, call, where)
     on_loop = kind in ("async", "async generator")
@@ -330,6 +325,7 @@ def plan_pipe(
         retry=spec.retry,
         timeout=spec.timeout,
     )
+    op = owned(op, inner, place, where, wrap)
     ordered = spec.output_order == "input"
     if spec.mode == "expand" or kind in ("generator", "async generator"):
         if place is not None and not drains(place):
@@ -349,19 +345,20 @@ def plan_pipe(
     )
 
 
-def async_parts(planned: ChainPlan, chain: ChainSpec, steps: Iterable[Placed]) -> Iterable[str]:
-    """Yield a text for each part that is visibly async."""
+def async_parts(planned: ChainPlan, steps: Iterable[Placed]) -> Iterable[str]:
+    """Yield a text for each part that is visibly async, or may own what is."""
     for source in sources_of(planned.source):
         if source.on_loop:
-            yield f"the source {source.op.name!r}"
-    for placed in steps:
-        step = placed.step
+            yield f"the source {source.op.name!r} is async"
+        if source.op.lifespan is not None:
+            yield f"the source {source.op.name!r} has a lifespan"
+    ops = [(placed.step, op) for placed in steps for op in ops_of(placed.step)]
+    for step, op in ops:
         if isinstance(step, (MapPlan, FlowPlan)) and step.on_loop:
-            op = step.ops[0] if isinstance(step, MapPlan) else step.op
-            yield f"stage {op.name!r}"
-    for spec in specs_of(chain):
-        if isinstance(spec, PipeSpec) and has_lifespan(spec.op):
-            yield f"stage {op_name(spec.op)!r}"
+            yield f"stage {op.name!r} is async"
+    for _, op in ops:
+        if op.lifespan is not None:
+            yield f"stage {op.name!r} has a lifespan"
 
 
 def count_threads(scope: Scope, steps: Iterable[Placed]) -> int:

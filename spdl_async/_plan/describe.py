@@ -56,6 +56,8 @@ def chain_text(chain: Plan | ChainPlan, indent: str) -> list[str]:
         where = "pulled in a thread of its own"
         if source.builtin or source.on_loop:
             where = "read on the loop"
+        if source.op.lifespan is not None:
+            where += ", in its lifespan"
         lines.append(f"{indent}source {source.op.name!r}: {where}{policy_text(source.op)}")
     return lines + steps_text(chain.steps, indent)
 
@@ -118,8 +120,9 @@ def step_text(step: StepPlan) -> str:
         tail = ", last short batch dropped" if step.drop_last else ""
         return f"{step.name}: lists of {step.size}, on the loop{tail}{within_text(step)}"
     if isinstance(step, AggregatePlan):
+        span = "" if step.op.lifespan is None else ", in its lifespan"
         return (
-            f"{step.op.name}: aggregator, in a thread, one call at a time{within_text(step)}"
+            f"{step.op.name}: aggregator, in a thread, one call at a time{span}{within_text(step)}"
             f"{policy_text(step.op)}"
         )
     if isinstance(step, SHAPE_PLANS):
@@ -133,8 +136,10 @@ def step_text(step: StepPlan) -> str:
     names = " + ".join(op.name for op in ops)
     fused = ", fused into one hop" if len(ops) > 1 else ""
     many = ", 1→n" if isinstance(step, FlowPlan) else ""
+    owning = [op.name for op in ops if op.lifespan is not None]
+    spans = f", lifespan of {' and '.join(owning)}" if owning else ""
     return (
-        f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}"
+        f"{names}: {place_text(step)}, concurrency {step.concurrency}, {order}{fused}{many}{spans}"
         f"{policy_text(ops[0])}{retry_text(ops)}"
     )
 

@@ -53,6 +53,10 @@ class OnField:
         self._call = call
         self.__name__ = op_name(op)
 
+    def with_call(self, call: Callable[[Any], Any]) -> OnField:
+        """Return the same with another callable in the op's place."""
+        return OnField(self.key, self.__wrapped_op__, call)
+
     def __call__(self, item: Any, /) -> Any:
         value = self._call(get(item, self.key))
         if inspect.isawaitable(value):
@@ -68,6 +72,10 @@ class AsyncOnField:
         self.__wrapped_op__ = op
         self._call = call
         self.__name__ = op_name(op)
+
+    def with_call(self, call: Callable[[Any], Awaitable[Any]]) -> AsyncOnField:
+        """Return the same with another callable in the op's place."""
+        return AsyncOnField(self.key, self.__wrapped_op__, call)
 
     async def __call__(self, item: Any, /) -> Any:
         value = await self._call(get(item, self.key))

@@ -20,10 +20,8 @@ def drains(executor: Executor) -> bool:
 
 
 def choose_loop(async_parts: Iterable[str]) -> tuple[Literal["caller", "own"], str]:
-    """Return where ``loop="auto"`` runs the stages, and why."""
+    """Return where ``loop="auto"`` runs the stages, and why; each part is a text "… is async"."""
     parts = list(async_parts)
     if parts:
-        return "caller", (
-            f"{parts[0]} is async and may hold resources that belong to the caller's loop"
-        )
+        return "caller", f"{parts[0]} and may hold resources that belong to the caller's loop"
     return "own", "nothing in it is async, so a busy caller's loop need not starve it"

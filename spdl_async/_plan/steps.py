@@ -26,10 +26,28 @@ ABANDONED_FACTOR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lifespan:
+    """What a stage enters before its first item and leaves after its last.
+
+    Attributes:
+        owner: returns the object that is an async context manager or has a ``lifespan()``.
+        use: takes the owner and what entering it gave; returns what is called from then on in place
+            of the op's ``call``, ``None`` where that stays.
+    """
+
+    owner: Callable[[], Any]
+    use: Callable[[Any, Any], Callable[..., Any] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpPlan:
     """One user op. ``scope`` is the build whose failure budget it shares; ``None``: its own.
 
-    ``timeout``: seconds of a call; of a 1→n op, until its next value.
+    Attributes:
+        retry: how often it is tried.
+        timeout: seconds of a call; of a 1→n op, until its next value.
+        lifespan: what the op owns for the time of a run.
+        per_run: makes the call for one run, and what lets go of its state, where ``call`` has any.
     """
 
     name: str
@@ -39,6 +57,8 @@ class OpPlan:
     scope: Scope | None
     retry: Retry | None = None
     timeout: float | None = None
+    lifespan: Lifespan | None = None
+    per_run: Callable[[], tuple[Callable[..., Any], Callable[[], None]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,3 +263,10 @@ def all_steps(chain: ChainPlan | Plan) -> Iterator[StepPlan]:
         for branch in chain.source.branches:
             yield from all_steps(branch)
     yield from steps_of(chain.steps)
+
+
+def ops_of(step: StepPlan) -> tuple[OpPlan, ...]:
+    """Return the user ops that a step itself calls."""
+    if isinstance(step, MapPlan):
+        return step.ops
+    return (step.op,) if isinstance(step, (FlowPlan, AggregatePlan, FlattenPlan)) else ()

@@ -156,6 +156,9 @@ class AggregateStep(HoppingStep):
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)
 
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
+        self.make = call
+
     def begin(self, items: list[Item]) -> None:
         self.held.clear()  # order needs no window here: calls are made one after the other
         self.inbox.extend(items)

@@ -38,6 +38,7 @@ class Handover:
         delivered: results taken.
         waiting: seconds in which consumers waited.
         end_seen: when a consumer first learned that there is no more.
+        on_wait: told, in the consumer's thread, that a consumer begins to wait.
     """
 
     def __init__(self, size: int, engine_loop: AbstractEventLoop | None) -> None:
@@ -46,6 +47,7 @@ class Handover:
         self.taken: deque[Item] = deque()
         self.ended = False
         self.closed = False
+        self.why_closed = CLOSED_WHILE_WAITING
         self.at_exit = False
         self.error: BaseException | None = None
         self.trace: Any = None
@@ -57,6 +59,7 @@ class Handover:
         self._starved = False
         self._room_called = False
         self._on_room: Any = None
+        self.on_wait: Callable[[], None] | None = None
         self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
         self._threads: deque[tuple[threading.Lock, bool]] = deque()
 
@@ -109,6 +112,14 @@ class Handover:
         self._threads = deque(waiter for waiter in self._threads if waiter[1])
         self.close()
         self._threads = foreign
+
+    def close_in_fork(self, why: str) -> None:
+        """End in a forked child, where no thread is left that could be waited for or woken."""
+        self.why_closed = why
+        self.closed = True
+        self.buffer.clear()
+        self._tasks.clear()
+        self._threads.clear()
 
     def room_seen(self) -> None:
         """Clear the coalescing flag, before the engine looks at the room."""
@@ -179,7 +190,7 @@ class Handover:
                 self._tell_room()
             return value
         if self.closed:
-            raise RunStateError(CLOSED_WHILE_WAITING)
+            raise RunStateError(self.why_closed)
         if self.ended and not self.buffer:
             if not self.end_seen:
                 self.end_seen = clock()
@@ -200,6 +211,10 @@ class Handover:
         except RuntimeError:  # the engine's loop is closed: it needs no room any more
             pass
 
+    def consumer_waits(self) -> bool:
+        """Tell whether somebody waits for a result now."""
+        return bool(self._threads) or any(not waiter.done() for _, waiter in list(self._tasks))
+
     def pass_on(self) -> None:
         """Let another consumer have the wake-up of one that gave up."""
         if self.buffer or self.ended or self.closed:
@@ -217,6 +232,8 @@ class Handover:
             self._tasks.append((loop, waiter))
             if self.buffer or self.ended or self.closed:  # it came in between
                 self._wake_one()
+            elif self.on_wait is not None:
+                self.on_wait()
             began = clock()
             self._starved = True
             try:
@@ -245,6 +262,8 @@ class Handover:
             self._threads.append(waiter)
             if self.buffer or self.ended or self.closed:
                 self._wake_one()
+            elif self.on_wait is not None:
+                self.on_wait()
             began = clock()
             self._starved = True
             try:
@@ -277,6 +296,7 @@ class Sink:
         "_handover",
         "_ledger",
         "_loop",
+        "on_close",
         "on_demand",
         "on_taken",
         "quorum",
@@ -296,6 +316,7 @@ class Sink:
         self.quorum = 1
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
+        self.on_close: Callable[[BaseException | None], bool] | None = None
         handover.attach(loop, self.on_room)
 
     def on_room(self) -> None:
@@ -322,6 +343,8 @@ class Sink:
             self.on_taken(passed)
 
     def close(self, failure: BaseException | None = None) -> None:
+        if self.on_close is not None and self.on_close(failure):
+            return
         self._handover.finish(failure or self._at_end())
 
 

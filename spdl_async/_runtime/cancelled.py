@@ -13,6 +13,10 @@ class Stoppable(Protocol):
     def cancelled(self) -> bool:
         """Whether its result is not wanted any more."""
 
+    @property
+    def host(self) -> object:
+        """The engine that it is a part of."""
+
 
 class _Current(threading.local):
     """The step whose code this thread runs."""

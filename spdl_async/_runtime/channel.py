@@ -57,9 +57,11 @@ class Outlet(Protocol):
         on_taken: told how many items the reader has taken; set by the writer.
         on_demand: told that the reader is about to wait; may push at once. Set by writers that
             make items only when they are asked for.
+        on_close: asked before the data end; where it returns true it closes again when it is time.
         quorum: how many items the reader needs before it can do anything with them.
     """
 
+    on_close: Callable[[BaseException | None], bool] | None
     on_taken: Callable[[int], None]
     on_demand: Callable[[], None] | None
     quorum: int
@@ -83,6 +85,7 @@ class Channel:
         "_reader",
         "closed",
         "failure",
+        "on_close",
         "on_demand",
         "on_taken",
         "quorum",
@@ -96,6 +99,7 @@ class Channel:
         self.failure: BaseException | None = None
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
+        self.on_close: Callable[[BaseException | None], bool] | None = None
         self.quorum = 1
 
     def __len__(self) -> int:
@@ -131,6 +135,8 @@ class Channel:
         return items
 
     def close(self, failure: BaseException | None = None) -> None:
+        if self.on_close is not None and self.on_close(failure):
+            return
         if not self.closed:
             self.closed = True
             self.failure = failure

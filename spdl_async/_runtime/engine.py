@@ -27,23 +27,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import traceback
 from asyncio import AbstractEventLoop, Task
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from time import perf_counter as clock
-from types import FrameType
 from typing import Any
 
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.source_step import SourceStep
+from spdl_async._runtime.stall import StallWatch, suspended_frames
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger, where_is
 from spdl_async._runtime.wire import lay_chain
@@ -64,6 +66,8 @@ class Engine:
         context: Context,
         epoch: int,
         on_drop: Callable[[], None],
+        own_loop: bool,
+        stall_warning: float | None,
     ) -> None:
         self.plan = plan
         self.handover = handover
@@ -78,13 +82,20 @@ class Engine:
         self.steps: list[Step] = []
         self.tasks: set[Task[None]] = set()
         self.changed = Signal(loop)
+        self.watchers: list[Signal] = []  # of those who wait for a step's tasks and calls to end
+        self.at_end: list[Callable[[], None]] = []
         self.supervisor: Task[None] | None = None
         self.stopping = False
         self.exiting = False
+        self.forked = False
         self.let_go = False
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
         self.finished: float | None = None
+        self.stall: StallWatch | None = None
+        if stall_warning is not None:
+            self.stall = StallWatch(self, stall_warning, own_loop=own_loop)
+            handover.on_wait = self.stall.wait_begins
 
     # Running
 
@@ -102,7 +113,7 @@ class Engine:
             if not self.stopping:
                 self.wire()
                 for step in self.steps:
-                    step.start()
+                    step.open()
             torn_down = await self.until_tasks_end()
             if not torn_down:
                 torn_down = await self.until_quiet()
@@ -149,6 +160,9 @@ class Engine:
 
     def end(self) -> None:
         """Settle what is left; the last thing that the supervisor does."""
+        self.handover.on_wait = None
+        if self.stall is not None:
+            self.stall.end()
         for step in self.steps:
             step.give_up()
         self.pool.shutdown(wait=False)
@@ -158,6 +172,8 @@ class Engine:
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
         self.judges.forget()
+        for let_go in self.at_end:
+            let_go()
         if self.exiting:
             self.handover.close_at_exit()
         elif not self.handover.ended:
@@ -192,7 +208,7 @@ class Engine:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crashed(error)
-        self.changed.set()
+        self.note_change()
 
     @property
     def torn_down(self) -> bool:
@@ -210,7 +226,13 @@ class Engine:
         self.ledger.note_peak()
 
     def became_quiet(self) -> None:
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Have those look who wait for something to end."""
         self.changed.set()
+        for watcher in self.watchers:
+            watcher.set()
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
@@ -237,9 +259,15 @@ class Engine:
 
     def post_stop(self) -> None:
         """Ask for a stop from any thread, a finalizer included: takes no lock, runs no user code."""
+        if self.forked:  # the loop's wake-up pipe is the parent's too
+            return
         self.halt_threads()
+        self.call_on_loop(self.request_stop)
+
+    def call_on_loop(self, callback: Callable[[], None]) -> None:
+        """Call something on the loop, from any thread."""
         try:
-            self.loop.call_soon_threadsafe(self.request_stop)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed
             pass
 
@@ -258,6 +286,20 @@ class Engine:
         self.post_stop()
         if not self.loop.is_running():
             self.pool.shutdown(wait=False)
+
+    def leave_in_fork(self, parent: int) -> None:
+        """Take no further part in a child process: this run is the parent's."""
+        self.forked = True
+        self.handover.close_in_fork(
+            f"this run of pipeline {self.plan.name!r} belongs to process {parent}, of which this one "
+            f"({os.getpid()}) is a fork without its threads; build and run a pipeline here"
+        )
+
+    def is_calling(self) -> bool:
+        """Tell whether this thread runs user code of the run, which then must not wait for its end."""
+        step = current.step
+        in_stage = step is not None and step.host is self
+        return in_stage or threading.current_thread() is self.loop_thread
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
@@ -312,7 +354,8 @@ class Engine:
         frames = sys._current_frames()
         parts = []
         for step in self.steps:
-            for stage, ident, item in step.running():
+            in_span = step.span.running() if step.span is not None else []
+            for stage, ident, item in (*step.running(), *in_span):
                 on = "" if item is None else f" on {where_is(item)}"
                 frame = frames.get(ident)
                 stack = "" if frame is None else "".join(traceback.format_stack(frame))
@@ -325,17 +368,3 @@ class Engine:
             )
             parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
         return "\n".join(parts) or "nothing of it runs any more"
-
-
-def suspended_frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine, down to what it waits for."""
-    while awaited is not None:
-        for kind in ("cr", "gi", "ag"):
-            frame = getattr(awaited, f"{kind}_frame", None)
-            if frame is not None:
-                yield frame
-                inner = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}[kind]
-                awaited = getattr(awaited, inner, None)
-                break
-        else:
-            awaited = None

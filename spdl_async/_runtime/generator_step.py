@@ -80,6 +80,9 @@ class ThreadFlowStep(HoppingStep):
     def new_hop(self) -> FlowHop:
         return FlowHop(self)
 
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
+        self.call = call
+
     def begin(self, items: list[Item]) -> None:
         for item in items:
             flow = Flow(item)

@@ -97,6 +97,11 @@ class BaseHop:
         return None
 
     @property
+    def host(self) -> object:
+        """The engine that its step is a part of."""
+        return self.step.host
+
+    @property
     def cancelled(self) -> bool:
         """What :func:`~spdl_async.cancelled` tells the op that runs."""
         return self.step.cancelled

@@ -8,6 +8,7 @@ results are those of the engine; concurrency, executors and completion order hav
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Generator, Iterator, Sequence
 from contextvars import Context
 from time import perf_counter as clock
@@ -37,6 +38,7 @@ from spdl_async._runtime.inline_branches import (
     outputs_of,
 )
 from spdl_async._runtime.inline_calls import attempt, flow, wait_for_retry
+from spdl_async._runtime.inline_lifespan import in_lifespan
 from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_shapes import HeldItems, Waiting, shape, timed_batches
 from spdl_async._runtime.inline_source import read
@@ -88,14 +90,14 @@ class InlinePass:
         if isinstance(source, MergePlan):
             made = merged(self, source)
         else:
-            made = read(self, source, self.stage(source.op, "source"))
+            made = in_lifespan(self, source, lambda p: read(self, p, self.stage(p.op, "source")))
         self.parts.append(made)
         return self.lay_steps(chain.steps, made)
 
     def lay_steps(self, plans: Sequence[StepPlan], above: Items) -> Items:
         """Make the generators of steps; return the last."""
         for plan in plans:
-            made = self.step(plan, above)
+            made = in_lifespan(self, plan, functools.partial(self.step, above=above))
             self.fed_by[made] = (above,)
             self.parts.append(made)
             above = made

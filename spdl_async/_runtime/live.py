@@ -33,25 +33,42 @@ class Live(Protocol):
     def report(self) -> str:
         """Say what still runs: stage, item, stack."""
 
+    def leave_in_fork(self, parent: int) -> None:
+        """Take no further part in a child process of ``parent``."""
+
 
 class Registry:
     """The live runs of this process."""
 
     def __init__(self) -> None:
         self._runs: set[Live] = set()
+        self._inherited: list[Live] = []
         self._hooked = False
+        self._pid = 0
 
     def add(self, run: Live) -> None:
         """Hold a run that starts."""
         if not self._hooked:
             self._hooked = True
+            self._pid = os.getpid()
             atexit.register(self.stop_all)
             if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self._runs.clear)
+                os.register_at_fork(after_in_child=self.after_fork)
         for held in list(self._runs):  # those that let go of a stuck thread which has ended since
             if getattr(held, "let_go", False) and not held.threads():
                 self._runs.discard(held)
         self._runs.add(run)
+
+    def after_fork(self) -> None:
+        """Let go of the parent's runs, in a child process.
+
+        They are kept all the same: to free them would close generators and sessions of the parent.
+        """
+        parent, self._pid = self._pid, os.getpid()
+        for run in self._runs:
+            run.leave_in_fork(parent)
+        self._inherited += self._runs
+        self._runs.clear()
 
     def discard(self, run: Live) -> None:
         """Let go of a run that has ended."""

@@ -13,7 +13,7 @@ from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.step import Host, WindowedStep, guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
@@ -54,6 +54,10 @@ class LoopStep(WindowedStep):
         self.seen_calls = 0
         self.seen_busy = 0.0
         self.workers = 0
+        self.starting = False
+
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
+        self.call = call
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
@@ -65,6 +69,9 @@ class LoopStep(WindowedStep):
         So all of them are at work after a few turns of the loop where ops wait for something; where
         they do not, the first has emptied the inbox before many others were woken for nothing.
         """
+        if self.starting:  # an eager task runs inside launch(): workers must not nest
+            self.host.loop.call_soon(self.rouse_more)
+            return
         wanted = min(wanted, 2)
         while wanted > 0 and self.sleepers:
             sleeper = self.sleepers.popleft()
@@ -72,9 +79,17 @@ class LoopStep(WindowedStep):
                 sleeper.set_result(None)
                 wanted -= 1
         while wanted > 0 and self.workers < self.concurrency:
-            self.launch(self.serve(), f"worker {self.workers}")
             self.workers += 1
             wanted -= 1
+            self.starting = True
+            self.launch(self.serve(), f"worker {self.workers - 1}")
+            self.starting = False
+
+    @guarded
+    def rouse_more(self) -> None:
+        """Go on where an eager worker wanted others to be roused."""
+        if self.inbox and not self.halted:
+            self.rouse(len(self.inbox))
 
     def finish_input(self) -> None:
         for sleeper in self.sleepers:

@@ -35,6 +35,7 @@ class Puller:
 
     def __init__(self, step: SourceStep, name: str) -> None:
         self.step = step
+        self.host = step.host
         self.name = name
         self.buffer: deque[Item] = deque()
         self.allowed = 1

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from spdl_async._runtime.asking import consult
 from spdl_async._plan.steps import MAX_WINDOW
+from spdl_async._runtime.asking import consult
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
@@ -33,13 +33,14 @@ class Halted(Exception):  # noqa: N818 -- a mark, never raised
 class End:
     """Where the last step of a branch writes to."""
 
-    __slots__ = ("branch", "held", "on_demand", "on_taken", "quorum", "route")
+    __slots__ = ("branch", "held", "on_close", "on_demand", "on_taken", "quorum", "route")
 
     def __init__(self, route: RouteStep, branch: int) -> None:
         self.route = route
         self.branch = branch
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
+        self.on_close: Callable[[BaseException | None], bool] | None = None
         self.quorum = 1
         self.held = 0
 
@@ -51,6 +52,8 @@ class End:
         self.route.arrived(self, items)
 
     def close(self, failure: BaseException | None = None) -> None:
+        if self.on_close is not None and self.on_close(failure):
+            return
         self.route.branch_ended(self.branch, failure)
 
 

@@ -9,61 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from asyncio import AbstractEventLoop, Task
+from asyncio import Task
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from spdl_async._runtime.asking import ask_about
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.host import Host as Host
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.pool import ThreadPool
+from spdl_async._runtime.span import Span
 from spdl_async._runtime.ticket import (
     DONE,
     DROPPED,
     FAILED,
     PENDING,
     Item,
-    Ledger,
     OpFailure,
 )
 from spdl_async.statistics import StageStatistics
 
 S = TypeVar("S", bound="Step")
-
-
-class Host(Protocol):
-    """What a step may ask of its engine."""
-
-    loop: AbstractEventLoop
-    context: Context
-    pool: ThreadPool
-    ledger: Ledger
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
-        """Start a task in the engine's group."""
-
-    @property
-    def torn_down(self) -> bool:
-        """Whether the loop is being closed, which cancels every task."""
-
-    def cancel_above(self, step: Step) -> None:
-        """Stop every step above ``step``."""
-
-    def note_peak(self) -> None:
-        """Remember the largest number of source items seen in flight."""
-
-    def became_quiet(self) -> None:
-        """Hear that a step's last call in a thread has returned."""
-
-    def crashed(self, error: BaseException) -> None:
-        """Hear of an error that is ours, from any thread."""
-
-    def saw_drop(self) -> None:
-        """Hear that an op returned DROP."""
 
 
 def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
@@ -81,6 +49,8 @@ def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
 
 class Step:
     """One step of a run, on the engine's loop."""
+
+    span: Span | None = None
 
     def __init__(self, host: Host, source: Channel | None, out: Outlet) -> None:
         self.host = host
@@ -108,14 +78,27 @@ class Step:
         """Whether no user code of this step runs in a thread."""
         return True
 
+    def open(self) -> None:
+        """Start the step, once what its ops own is entered."""
+        if self.span is None:
+            self.start()
+        else:
+            self.span.start()
+
     def start(self) -> None:
         """Start the step's tasks."""
+        raise NotImplementedError
+
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:
+        """Call something else in place of the op with that number; before the start."""
         raise NotImplementedError
 
     def stop(self) -> None:
         """Cancel at once: no call is started any more, tasks are cancelled."""
         self.halted = True
         self.cancelled = True
+        if self.span is not None:
+            self.span.stop()
         for task in self.tasks:
             # A second cancellation would interrupt what it closes.
             if not task.cancelling() or task in self.overdue:

@@ -66,6 +66,10 @@ class ThreadStep(HoppingStep):
     def new_hop(self) -> MapHop:
         return MapHop(self)
 
+    def use_call(self, at: int, call: Callable[..., Any]) -> None:
+        self.calls[at] = call
+        self.numbered = tuple(enumerate(self.calls))
+
     def of_use(self, finished: int) -> bool:
         """Tell a hop that has finished an item whether the loop would do anything about it now.
 

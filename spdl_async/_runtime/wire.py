@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import EnumeratePlan, ShufflePlan, SkipPlan, TakePlan
@@ -17,6 +17,7 @@ from spdl_async._plan.steps import (
     FlowPlan,
     MapPlan,
     MergePlan,
+    OpPlan,
     Plan,
     RoutePlan,
     SourcePlan,
@@ -29,6 +30,7 @@ from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
+from spdl_async._runtime.lifespan import in_lifespan
 from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.merge_step import make_merge
 from spdl_async._runtime.meter import Meter
@@ -104,7 +106,7 @@ def lay_branches(engine: Engine, plan: RoutePlan, route: RouteStep) -> None:
 
 def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
     """Make the step that reads the source."""
-    return SourceStep(
+    step = SourceStep(
         engine,
         out,
         source.open,
@@ -115,6 +117,16 @@ def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
         timeout=source.op.timeout,
         thread_name=f"spdl_async-{engine.plan.name}-{source.op.name}",
     )
+    return in_lifespan(step, (source.op,))
+
+
+def call_of(op: OpPlan, engine: Engine) -> Callable[..., Any]:
+    """Return an op's call for this run."""
+    if op.per_run is None:
+        return op.call
+    call, let_go = op.per_run()
+    engine.at_end.append(let_go)
+    return call
 
 
 @functools.singledispatch
@@ -128,13 +140,13 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     judges = [engine.judges.of(op) for op in plan.ops]
     kind = "async" if plan.on_loop else "thread"
     meters = [Meter(op.name, kind, plan.concurrency) for op in plan.ops]
-    calls = [op.call for op in plan.ops]
+    calls = [call_of(op, engine) for op in plan.ops]
     timeout = plan.ops[0].timeout
     if plan.on_loop:
         make: Callable[..., Step] = LoopStep
         if timeout is not None or judges[0].retries is not None:
             make = functools.partial(CarefulLoopStep, timeout=timeout)
-        return make(
+        step = make(
             engine,
             above,
             below,
@@ -145,6 +157,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             judge=judges[0],
             meter=meters[0],
         )
+        return in_lifespan(step, plan.ops)
     if plan.executor is not None and not drains(plan.executor):
         for meter in meters:
             meter.kind = "executor"
@@ -160,7 +173,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             meters=meters,
             timeout=timeout,
         )
-    return (ThreadStep if timeout is None else TimedThreadStep)(
+    step = (ThreadStep if timeout is None else TimedThreadStep)(
         engine,
         above,
         below,
@@ -174,16 +187,17 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         meters=meters,
         timeout=timeout,
     )
+    return in_lifespan(step, plan.ops)
 
 
 @make_step.register(FlowPlan)
 def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     timeout = plan.op.timeout
-    return (ThreadFlowStep if timeout is None else TimedFlowStep)(
+    step = (ThreadFlowStep if timeout is None else TimedFlowStep)(
         engine,
         above,
         below,
-        plan.op.call,
+        call_of(plan.op, engine),
         is_generator=plan.op.kind == "generator",
         starts_on_loop=plan.on_loop,
         concurrency=plan.concurrency,
@@ -195,6 +209,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
         timeout=timeout,
     )
+    return in_lifespan(step, (plan.op,))
 
 
 @make_step.register(BatchPlan)
@@ -218,7 +233,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
     make: Callable[..., Step] = AggregateStep
     if plan.within is not None:
         make = functools.partial(TimedAggregateStep, within=plan.within)
-    return make(
+    step = make(
         engine,
         above,
         below,
@@ -228,6 +243,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "aggregator", 1),
     )
+    return in_lifespan(step, (plan.op,))
 
 
 @make_step.register(RoutePlan)

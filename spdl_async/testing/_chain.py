@@ -136,7 +136,8 @@ def reference_run(
     input order, else in some order. Stages obey their own ``on_error``, else ``on_error`` here,
     which stands for that of ``build()``; ``retry`` is obeyed without waiting, an ``on_error`` function
     is called with a record without index and source; budgets (``max_failures``) and ``timeout`` are not
-    looked at. It works in a
+    looked at. Ops are entered and left (lifespans of sources and aggregators are not looked at). It
+    works in a
     thread of its own, so it may be called while a loop is running; an infinite source never ends.
 
     Args:

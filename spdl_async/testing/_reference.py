@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import inspect
 import itertools
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from spdl_async import DROP, Aggregator, BuildError, Failure, Retry, TooManyFailures
 from spdl_async.testing._reference_shapes import SHAPES, shaped
+from spdl_async.testing._span import Span, has_lifespan
 
 FAILURES_IN_A_ROW: Final = 100
+
+Items = Generator[Any, None, None]
 
 # What would be taken for an iterator's end or a cancellation is wrapped, as PEP 479 does.
 PROTOCOL_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
@@ -84,13 +88,15 @@ def interpret(
         expected = Expected()
         with asyncio.Runner() as runner:
             loops = _Loops(runner, expected, on_error, epoch)
-            values = loops.read(source, _Stage("source", source_on_error))
+            parts = [loops.read(source, _Stage("source", source_on_error))]
             for number, step in enumerate(steps):
-                values = loops.step(step, number, values)
+                parts.append(loops.step(step, number, parts[-1]))
             try:
-                expected.outputs.extend(values)
+                expected.outputs.extend(parts[-1])
             except _Ended as ended:
                 expected.error = ended.error
+            for part in reversed(parts):  # what a failure has left open above it
+                part.close()
         return expected
 
     with ThreadPoolExecutor(1) as aside:
@@ -119,13 +125,31 @@ class _Loops:
         self._on_error = on_error
         self._epoch = epoch
 
-    def step(self, step: StepLike, number: int, above: Iterator[Any]) -> Iterator[Any]:
+    def step(self, step: StepLike, number: int, above: Items) -> Items:
         """Return the results of a step over the values above."""
-        op = step.argument
+        if step.verb != "aggregate" and has_lifespan(step.argument):
+            return self.within(step, number, above)
+        return self.apart(step, step.argument, number, above)
+
+    def within(self, step: StepLike, number: int, above: Items) -> Items:
+        """Return the results of a step whose op is entered before and left after."""
+        span = Span(self._runner, step.argument)
+        fatal = _Stage("lifespan", "raise")
+        op = self.attempt(fatal, span.enter)
+        try:
+            yield from self.apart(step, op, number, above)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the pass has failed already
+                span.leave()
+            raise
+        self.attempt(fatal, span.leave)
+
+    def apart(self, step: StepLike, op: Any, number: int, above: Items) -> Items:
+        """Return the results of a step that calls ``op``."""
         policy = step.options.get("on_error") or self._on_error
         stage = _Stage(f"{step.verb} {number}", policy, step.options.get("retry"))
         if step.verb in SHAPES:
-            return shaped(step.verb, op, step.options, self._epoch, above)
+            return (item for item in shaped(step.verb, op, step.options, self._epoch, above))
         if step.verb == "aggregate":
             if step.options.get("within") is not None:
                 raise BuildError(
@@ -190,7 +214,7 @@ class _Loops:
 
     # Stages
 
-    def read(self, source: Any, stage: _Stage) -> Iterator[Any]:
+    def read(self, source: Any, stage: _Stage) -> Items:
         """Read the source; after a skipped failure the next item is asked for."""
         ending = _Stage(stage.name, "raise")
         values = self.attempt(ending, lambda: self.opened(source))
@@ -218,7 +242,7 @@ class _Loops:
             return iter(source)
         return map(source.__getitem__, range(len(source)))
 
-    def maps(self, op: Callable[[Any], Any], stage: _Stage, above: Iterator[Any]) -> Iterator[Any]:
+    def maps(self, op: Callable[[Any], Any], stage: _Stage, above: Items) -> Items:
         """Run a 1→1 op."""
         for item in above:
             stage.calls += 1
@@ -227,9 +251,7 @@ class _Loops:
                 yield value
         self.finish(stage)
 
-    def filters(
-        self, op: Callable[[Any], Any], stage: _Stage, above: Iterator[Any]
-    ) -> Iterator[Any]:
+    def filters(self, op: Callable[[Any], Any], stage: _Stage, above: Items) -> Items:
         """Keep the items for which a predicate is true."""
         for item in above:
             stage.calls += 1
@@ -238,7 +260,7 @@ class _Loops:
                 yield item
         self.finish(stage)
 
-    def flows(self, op: Callable[[Any], Any], stage: _Stage, above: Iterator[Any]) -> Iterator[Any]:
+    def flows(self, op: Callable[[Any], Any], stage: _Stage, above: Items) -> Items:
         """Run a 1→n op; what it gave before it failed counts."""
         for item in above:
             stage.calls += 1
@@ -254,7 +276,7 @@ class _Loops:
                 value = self.attempt(once, functools.partial(next, values, END))
         self.finish(stage)
 
-    def batches(self, size: int, drop_last: bool, above: Iterator[Any]) -> Iterator[Any]:
+    def batches(self, size: int, drop_last: bool, above: Items) -> Items:
         """Make lists."""
         held: list[Any] = []
         for item in above:
@@ -265,9 +287,7 @@ class _Loops:
         if held and not drop_last:
             yield held
 
-    def aggregates(
-        self, given: Any, drop_last: bool, stage: _Stage, above: Iterator[Any]
-    ) -> Iterator[Any]:
+    def aggregates(self, given: Any, drop_last: bool, stage: _Stage, above: Items) -> Items:
         """Run an aggregator."""
         is_instance = isinstance(given, Aggregator) and not isinstance(given, type)
         make = functools.partial(copy.deepcopy, given) if is_instance else given

@@ -210,3 +210,28 @@ def test_one_pipeline_on_loop_after_loop() -> None:
         asyncio.run(main(), debug=bool(number % 2))
         assert list(pipeline) == EXPECTED
     wait_for_silence()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+@pytest.mark.parametrize("waits", [False, True])
+def test_eager_workers_do_not_nest(waits: bool) -> None:
+    """L11: many workers whose tasks begin at once, in the middle of starting one another."""
+    running, peak = 0, 0
+
+    async def op(item: int) -> int:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        if waits:
+            await asyncio.sleep(0.001)
+        running -= 1
+        return item
+
+    async def main() -> None:
+        factory: Any = getattr(asyncio, "eager_task_factory")  # noqa: B009 -- not in Python 3.11
+        asyncio.get_running_loop().set_task_factory(factory)
+        pipeline = PipelineBuilder().add_source(range(3_000)).pipe(op, concurrency=400).build()
+        assert [item async for item in pipeline] == list(range(3_000))
+
+    asyncio.run(main())
+    assert peak == 1 or (waits and peak > 100)

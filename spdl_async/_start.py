@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
 import threading
 from dataclasses import dataclass, field
 
 from spdl_async._loops import LoopThread
 from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._runtime.bridge import Handover
-from spdl_async._runtime.engine import Engine
+from spdl_async._runtime.engine import Engine, Shared
 from spdl_async._runtime.inline import InlinePass
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import FailureRecord, RunStatistics
@@ -48,52 +49,21 @@ class Order:
     shutdown_timeout: float
 
 
-class Started:
-    """A pass that has been started, until it has ended."""
+class Ending:
+    """Something of ours that runs beside the caller, until it has ended."""
 
-    def __init__(self, order: Order, *, own_loop: bool) -> None:
-        plan = order.plan
-        self.epoch = begin_pass(order)
-        self.handover = Handover(plan.sink_size, None)
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()
-        context = contextvars.copy_context()
-        on_drop = order.facts.saw_drop
-        if own_loop:
-            thread = LoopThread(f"spdl_async-{plan.name}-loop")
-            self.engine = Engine(
-                plan,
-                self.handover,
-                loop=thread.loop,
-                context=context,
-                epoch=self.epoch,
-                on_drop=on_drop,
-            )
-            self.engine.loop_thread = thread.start(
-                self.engine.supervise, context, lambda: self.ended.set_result(None)
-            )
-        else:
-            loop = asyncio.get_running_loop()
-            self.engine = Engine(
-                plan, self.handover, loop=loop, context=context, epoch=self.epoch, on_drop=on_drop
-            )
-            task = loop.create_task(
-                self.engine.supervise(), name=f"spdl_async: {plan.name}", context=context
-            )
-            ended = self.ended
-            task.add_done_callback(lambda task: _resolve(ended, task))
+        self.loop_thread: threading.Thread | None = None
 
-    def stop(self) -> None:
-        """Ask the pass to stop; from any thread, a finalizer included."""
-        self.engine.post_stop()
-
-    def close(self) -> None:
-        """Ask the pass to stop, and tell whoever waits for a result."""
-        self.handover.close()
-        self.engine.post_stop()
+    def report(self) -> str:
+        """Say what still runs: stage, item, stack."""
+        raise NotImplementedError
 
     async def wait_ended(self, timeout: float) -> None:
-        """Wait until nothing of the pass runs any more.
+        """Wait until nothing of it runs any more.
 
         Raises:
             ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
@@ -116,15 +86,56 @@ class Started:
 
     def join(self) -> None:
         """Join the loop's thread, which has nothing left to do."""
-        thread = self.engine.loop_thread
+        thread = self.loop_thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def too_late(self, timeout: float) -> ShutdownTimeout:
         """Return the error that names what holds up the stop."""
         return ShutdownTimeout(
-            f"pipeline {self.engine.plan.name!r} did not stop within {timeout:g} s:\n{self.engine.report()}"
+            f"pipeline {self.name!r} did not stop within {timeout:g} s:\n{self.report()}"
         )
+
+    def ends_with(self, task: asyncio.Task[None]) -> None:
+        """Count as ended when the task that runs it has ended."""
+        task.add_done_callback(functools.partial(_resolve, self.ended))
+
+
+class BasePass(Ending):
+    """A pass that runs on a loop: its engine, and the hand-over of its results."""
+
+    def __init__(
+        self,
+        order: Order,
+        epoch: int,
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+        shared: Shared | None = None,
+    ) -> None:
+        super().__init__(order.plan.name)
+        self.epoch = epoch
+        self.handover = Handover(order.plan.sink_size, None)
+        self.engine = Engine(
+            order.plan,
+            self.handover,
+            loop=loop,
+            context=context,
+            epoch=epoch,
+            on_drop=order.facts.saw_drop,
+            shared=shared,
+        )
+
+    def report(self) -> str:
+        return self.engine.report()
+
+    def stop(self) -> None:
+        """Ask the pass to stop; from any thread, a finalizer included."""
+        self.engine.post_stop()
+
+    def close(self) -> None:
+        """Ask the pass to stop, and tell whoever waits for a result."""
+        self.handover.close()
+        self.engine.post_stop()
 
     def next(self) -> object:
         """Return the next result in an ordinary thread; ``StopIteration`` after the last."""
@@ -146,6 +157,27 @@ class Started:
     def failures(self) -> tuple[FailureRecord, ...]:
         """Return the failures so far."""
         return self.engine.failures
+
+
+class Started(BasePass):
+    """A pass with threads, and perhaps a loop, of its own."""
+
+    def __init__(self, order: Order, *, own_loop: bool) -> None:
+        epoch = begin_pass(order)
+        context = contextvars.copy_context()
+        if own_loop:
+            thread = LoopThread(f"spdl_async-{order.plan.name}-loop")
+            super().__init__(order, epoch, thread.loop, context)
+            self.loop_thread = self.engine.loop_thread = thread.start(
+                self.engine.supervise, context, lambda: self.ended.set_result(None)
+            )
+            return
+        loop = asyncio.get_running_loop()
+        super().__init__(order, epoch, loop, context)
+        task = loop.create_task(
+            self.engine.supervise(), name=f"spdl_async: {self.name}", context=context
+        )
+        self.ends_with(task)
 
 
 def begin_pass(order: Order) -> int:

@@ -46,6 +46,7 @@ class Handover:
         self.taken: deque[Item] = deque()
         self.ended = False
         self.closed = False
+        self.closed_because = CLOSED_WHILE_WAITING
         self.at_exit = False
         self.error: BaseException | None = None
         self.trace: Any = None
@@ -179,7 +180,7 @@ class Handover:
                 self._tell_room()
             return value
         if self.closed:
-            raise RunStateError(CLOSED_WHILE_WAITING)
+            raise RunStateError(self.closed_because)
         if self.ended and not self.buffer:
             if not self.end_seen:
                 self.end_seen = clock()

@@ -33,6 +33,7 @@ import traceback
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
+from dataclasses import dataclass
 from time import perf_counter as clock
 from types import FrameType
 from typing import Any
@@ -52,6 +53,33 @@ from spdl_async.statistics import FailureRecord, RunStatistics
 logger = logging.getLogger("spdl_async")
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a pass has in common with the one before and the one after, in a series of epochs.
+
+    Attributes:
+        pool: the threads, which the series shuts down, not the pass.
+        on_source_end: called on the loop when the pass has read its source to the end.
+    """
+
+    pool: ThreadPool
+    on_source_end: Callable[[], None]
+
+
+def new_pool(plan: Plan) -> ThreadPool:
+    """Make the thread pool of a plan; it starts its threads when they are needed."""
+    return ThreadPool(plan.num_threads, f"spdl_async-{plan.name}")
+
+
+async def join_all(threads: list[threading.Thread], own: threading.Thread | None) -> None:
+    """Join threads that are done or idle, so that it takes microseconds; not the loop's own."""
+    for count, thread in enumerate(threads):
+        if thread is not own:
+            thread.join()
+        if count % 16 == 15:
+            await asyncio.sleep(0)
+
+
 class Engine:
     """One pass of a pipeline."""
 
@@ -64,6 +92,7 @@ class Engine:
         context: Context,
         epoch: int,
         on_drop: Callable[[], None],
+        shared: Shared | None = None,
     ) -> None:
         self.plan = plan
         self.handover = handover
@@ -71,7 +100,8 @@ class Engine:
         self.context = context
         self.epoch = epoch
         self.saw_drop = on_drop
-        self.pool = ThreadPool(plan.num_threads, f"spdl_async-{plan.name}")
+        self.shared = shared
+        self.pool = new_pool(plan) if shared is None else shared.pool
         self.ledger = Ledger()
         self.log = FailureLog()
         self.judges = Judges(self.log)
@@ -95,7 +125,8 @@ class Engine:
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
-        registry.add(self)
+        if self.shared is None:
+            registry.add(self)
         self.supervisor = asyncio.current_task()
         torn_down = False
         try:
@@ -136,13 +167,8 @@ class Engine:
         try:
             while not all(step.quiet for step in self.steps):
                 await self.changed.wait()
-            self.pool.shutdown(wait=False)
-            for count, thread in enumerate(self.threads()):
-                if thread is self.loop_thread:
-                    continue
-                thread.join()  # done or idle, so this takes microseconds
-                if count % 16 == 15:
-                    await asyncio.sleep(0)
+            self.shut_pool()
+            await join_all(self.threads(), self.loop_thread)
         except asyncio.CancelledError:
             return True
         return False
@@ -151,7 +177,7 @@ class Engine:
         """Settle what is left; the last thing that the supervisor does."""
         for step in self.steps:
             step.give_up()
-        self.pool.shutdown(wait=False)
+        self.shut_pool()
         for step in self.steps:
             step.unreached_failures()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
@@ -161,10 +187,14 @@ class Engine:
         elif not self.handover.ended:
             self.handover.close()
         self.finished = clock()
-        if all(step.quiet for step in self.steps):
+        self.let_go = not all(step.quiet for step in self.steps)
+        if self.shared is None and not self.let_go:
             registry.discard(self)
-        else:
-            self.let_go = True
+
+    def shut_pool(self) -> None:
+        """Let the pool's threads end, where no other pass uses them."""
+        if self.shared is None:
+            self.pool.shutdown(wait=False)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         """Start a task of the run; the supervisor waits for it."""
@@ -197,6 +227,16 @@ class Engine:
 
     def became_quiet(self) -> None:
         self.changed.set()
+
+    def source_ended(self) -> None:
+        if self.shared is not None and self.source_exhausted:
+            self.shared.on_source_end()
+
+    @property
+    def source_exhausted(self) -> bool:
+        """Whether all of the source was read, without a failure or a stop ending it early."""
+        sources = [step for step in self.steps if isinstance(step, SourceStep)]
+        return bool(sources) and not self.stopping and all(step.exhausted for step in sources)
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
@@ -243,7 +283,7 @@ class Engine:
         self.handover.close_at_exit()
         self.post_stop()
         if not self.loop.is_running():
-            self.pool.shutdown(wait=False)
+            self.shut_pool()
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
@@ -253,7 +293,9 @@ class Engine:
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
         pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
-        threads = [self.loop_thread, *pullers, *self.pool.threads]
+        # Those that are shared outlive the pass: whoever shares them looks after them.
+        pool = self.pool.threads if self.shared is None else ()
+        threads = [self.loop_thread, *pullers, *pool]
         return [thread for thread in threads if thread is not None and thread.is_alive()]
 
     # Looking

@@ -66,6 +66,7 @@ class SourceStep(Step):
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
         self.left = 0
+        self.exhausted = False
         self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
         self.signal = Signal(host.loop)
@@ -100,7 +101,15 @@ class SourceStep(Step):
                 error = await self.read_async(self.puller.for_loop)
         else:
             error = await self.read_async(None)
-        self.out.close(error or self.judge.at_end())
+        self.end_data(error)
+
+    def end_data(self, error: BaseException | None) -> None:
+        """End the data; tell the engine where the source was read to its very end."""
+        error = error or self.judge.at_end()
+        self.out.close(error)
+        if error is None and not self.halted:  # a stop makes the thread end early too
+            self.exhausted = True
+            self.host.source_ended()
 
     def accept(self, items: list[Item]) -> tuple[list[Item], BaseException | None]:
         """Settle failures among what was read; return the good items and what ends the run."""
@@ -174,7 +183,7 @@ class SourceStep(Step):
             self.hand_on(kept)
         if count < room:
             self.out.on_demand = None
-            self.out.close(self.judge.at_end())
+            self.end_data(None)
         elif not kept:
             self.host.loop.call_soon(self.fill)  # nobody asks again for what was dropped
 

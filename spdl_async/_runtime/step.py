@@ -64,6 +64,9 @@ class Host(Protocol):
     def saw_drop(self) -> None:
         """Hear that an op returned DROP."""
 
+    def source_ended(self) -> None:
+        """Hear that a source was read to its end and is closed."""
+
 
 def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
     """Deliver an error of ours in a loop's callback to the consumer, whom it would leave waiting."""

@@ -192,6 +192,8 @@ class Series(Ending):
         if self.closed:
             self.never_launched(epoch)
             return
+        others = [other.engine for other in self.live if other is not epoch]
+        epoch.engine.before = others[0] if others else None
         epoch.task = task = self.loop.create_task(
             epoch.engine.supervise(),
             name=f"spdl_async: {self.name}, epoch {epoch.epoch}",

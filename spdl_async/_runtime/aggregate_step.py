@@ -15,7 +15,7 @@ from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
 from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, guarded
+from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
@@ -122,6 +122,9 @@ class AggregateStep(HoppingStep):
         self.members: list[Item] = []
         self.last_members: list[Item] = []
         self.flushed = drop_last  # with drop_last there is nothing to wait for at the end
+
+    def take_over(self, before: Step) -> None:
+        """Share nothing: the aggregator is this pass's own."""
 
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)

@@ -108,6 +108,7 @@ class Engine:
         self.steps: list[Step] = []
         self.tasks: set[Task[None]] = set()
         self.changed = Signal(loop)
+        self.before: Engine | None = None  # the pass before, where its stages are at work still
         self.supervisor: Task[None] | None = None
         self.stopping = False
         self.exiting = False
@@ -132,6 +133,7 @@ class Engine:
         try:
             if not self.stopping:
                 self.wire()
+                self.take_over()
                 for step in self.steps:
                     step.start()
             torn_down = await self.until_tasks_end()
@@ -143,6 +145,13 @@ class Engine:
             self.end()
         if torn_down:
             raise asyncio.CancelledError
+
+    def take_over(self) -> None:
+        """Share the slots of each stage with the pass before."""
+        before, self.before = self.before, None
+        if before is not None:
+            for old, new in zip(before.steps, self.steps, strict=False):
+                new.take_over(old)
 
     def at_data_end(self) -> BaseException | None:
         """Return what is wrong with the pass as a whole; its data have ended."""
@@ -180,6 +189,7 @@ class Engine:
         self.shut_pool()
         for step in self.steps:
             step.unreached_failures()
+            step.hand_over()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
         if self.exiting:

@@ -21,7 +21,8 @@ from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.hop import CANCELLED
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.slotted_step import SlottedStep
+from spdl_async._runtime.step import Host
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
@@ -80,7 +81,7 @@ def portable(error: BaseException) -> Any:
     return RuntimeError(f"{type(error).__qualname__}: {error} (its type cannot be pickled)")
 
 
-class ForeignStep(WindowedStep):
+class ForeignStep(SlottedStep):
     """1→1 sync ops on an executor whose workers share no memory with us."""
 
     def __init__(
@@ -100,6 +101,7 @@ class ForeignStep(WindowedStep):
             host,
             source,
             out,
+            concurrency=concurrency,
             ordered=ordered,
             pace=Pace(WINDOW_FACTOR * concurrency, WINDOW_FACTOR * concurrency),
             judges=judges,
@@ -107,13 +109,18 @@ class ForeignStep(WindowedStep):
         )
         self.calls = tuple(calls)
         self.executor = executor
-        self.concurrency = concurrency
         self.inbox: deque[Item] = deque()
         self.futures: dict[Future[Outcome], Item] = {}
 
     @property
     def quiet(self) -> bool:
         return not self.futures
+
+    def slots_taken(self) -> int:
+        return len(self.futures)
+
+    def use_slots(self) -> None:
+        self.pump()
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
@@ -158,6 +165,8 @@ class ForeignStep(WindowedStep):
             self.settle_outcome(item, future.result())
         if self.quiet:
             self.host.became_quiet()
+        if self.successor is not None:
+            self.hand_over()
         self.pump()
         self.advance()
 

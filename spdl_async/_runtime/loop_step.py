@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import Future
+from asyncio import Future, Task
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +13,8 @@ from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep
+from spdl_async._runtime.slotted_step import SlottedStep
+from spdl_async._runtime.step import Host
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
@@ -22,7 +23,7 @@ SAMPLE = 16
 FAST_SECONDS = 0.0002
 
 
-class LoopStep(WindowedStep):
+class LoopStep(SlottedStep):
     """One 1→1 coroutine function, run by ``concurrency`` workers."""
 
     def __init__(
@@ -42,18 +43,19 @@ class LoopStep(WindowedStep):
             host,
             source,
             out,
+            concurrency=concurrency,
             ordered=ordered,
             pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
             judges=[judge],
             meters=[meter],
         )
         self.call = call
-        self.concurrency = concurrency
         self.inbox: deque[Item] = deque()
         self.sleepers: deque[Future[None]] = deque()
         self.seen_calls = 0
         self.seen_busy = 0.0
         self.workers = 0
+        self.left = 0
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)
@@ -72,9 +74,23 @@ class LoopStep(WindowedStep):
                 sleeper.set_result(None)
                 wanted -= 1
         while wanted > 0 and self.workers < self.concurrency:
-            self.launch(self.serve(), f"worker {self.workers}")
             self.workers += 1
+            task = self.launch(self.serve(), f"worker {self.workers - 1}")
+            task.add_done_callback(self.worker_left)
             wanted -= 1
+
+    def slots_taken(self) -> int:
+        return self.workers - self.left
+
+    def use_slots(self) -> None:
+        self.rouse(len(self.inbox))
+
+    def worker_left(self, task: Task[None]) -> None:
+        """Count a worker that has ended, as they do after the last item."""
+        del task  # the engine looks at how it ended
+        self.left += 1
+        if self.successor is not None:
+            self.hand_over()
 
     def finish_input(self) -> None:
         for sleeper in self.sleepers:
@@ -95,6 +111,8 @@ class LoopStep(WindowedStep):
                 continue
             if len(inbox) > 1:
                 self.rouse(len(inbox) - 1)
+            elif self.successor is not None:  # as soon as this item, perhaps the last, has begun
+                self.host.loop.call_soon(self.hand_over)
             await self.work_through(inbox)
 
     async def work_through(self, inbox: deque[Item]) -> None:

@@ -255,6 +255,8 @@ class Series(Ending):
         """Settle what is left; the last thing that the supervisor does."""
         with self.lock:
             self.closed = True
+            # A run that somebody keeps must not keep the others alive.
+            self.current = self.ahead = None
         self.pool.shutdown(wait=False)
         for epoch in self.known():
             if epoch.task is None:

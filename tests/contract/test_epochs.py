@@ -425,7 +425,10 @@ def test_concurrency_bounds_the_calls_of_both_epochs_together(
     ops |= {"thread": thread, "async": on_loop}
     ops |= {"generator": generator, "async generator": agenerator}
     pipeline = (
-        PipelineBuilder().add_source(range(7)).pipe(ops[kind], concurrency=concurrency).build()
+        PipelineBuilder()
+        .add_source(range(7))
+        .pipe(ops[kind], concurrency=concurrency)
+        .build(num_threads=8)
     )
     found = every_epoch(pipeline, 12, face)
     assert found == [(epoch, [*range(7)]) for epoch in range(12)]

@@ -7,7 +7,6 @@ import gc
 import random
 import sys
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress

@@ -75,6 +75,7 @@ class Series(Ending):
         self.begun = 0
         self.closed = False
         self.let_go = False
+        self.exiting = False
         first = begin_pass(order) if overlap and n != 0 else None
         thread = LoopThread(f"spdl_async-{self.name}-loop") if own_loop else None
         self.loop = asyncio.get_running_loop() if thread is None else thread.loop
@@ -98,15 +99,12 @@ class Series(Ending):
         epoch = Epoch(
             self.order, number, self.loop, self.context, Shared(self.pool, self.on_source_end)
         )
+        self.live.append(epoch)  # first: what an interrupt leaves here is ended by a stop
         try:
-            self.live.append(epoch)
             self.loop.call_soon_threadsafe(self.launch, epoch)
-        except BaseException as error:  # the loop is closed, or a KeyboardInterrupt
-            if epoch in self.live:
-                self.live.remove(epoch)
-            if isinstance(error, RuntimeError):
-                raise RunStateError(LOOP_CLOSED) from None
-            raise
+        except RuntimeError:
+            self.live.remove(epoch)
+            raise RunStateError(LOOP_CLOSED) from None
         self.begun += 1
         return epoch
 
@@ -157,13 +155,10 @@ class Series(Ending):
     def close(self) -> None:
         """Ask all passes to stop, and tell whoever waits for a result."""
         self.closed = True
-        current = self.current
         for epoch in self.known():
             if not epoch.retired:
                 epoch.handover.closed_because = EPOCHS_LEFT
             epoch.close()
-        if current is not None and not current.ended_well:
-            current.handover.close()
         self.post(self.request_stop)
 
     def stop(self) -> None:
@@ -175,8 +170,10 @@ class Series(Ending):
         self.post(self.request_stop)
 
     def known(self) -> list[Epoch]:
-        """Return the live passes; from any thread."""
-        return list(self.live)
+        """Return the live passes and the current one; from any thread."""
+        current = self.current
+        live = list(self.live)
+        return live if current is None or current in live else [*live, current]
 
     def post(self, work: Callable[[], None]) -> None:
         """Have the loop call something; it may be closed."""
@@ -189,6 +186,8 @@ class Series(Ending):
 
     def launch(self, epoch: Epoch) -> None:
         """Start a pass that has begun."""
+        if epoch not in self.live:  # a stop has overtaken it
+            return
         if self.closed:
             self.never_launched(epoch)
             return
@@ -203,7 +202,7 @@ class Series(Ending):
         task.add_done_callback(functools.partial(self.left, epoch))
 
     def never_launched(self, epoch: Epoch) -> None:
-        """End a pass that a stop has overtaken."""
+        """End a pass that was made and will not be started."""
         epoch.handover.close()
         epoch.ended.set_result(None)
         self.live.remove(epoch)
@@ -226,8 +225,14 @@ class Series(Ending):
     def request_stop(self) -> None:
         """Stop every pass."""
         self.closed = True
-        for epoch in self.known():
-            epoch.engine.request_stop()
+        for epoch in self.live[:]:
+            if epoch.task is None:
+                self.never_launched(epoch)
+            else:
+                epoch.engine.request_stop()
+        current = self.current
+        if current is not None and not current.ended_well and not self.exiting:
+            current.handover.close()  # it may have ended, with results that nobody has taken
         self.changed.set()
 
     async def supervise(self) -> None:
@@ -258,7 +263,7 @@ class Series(Ending):
             # A run that somebody keeps must not keep the others alive.
             self.current = self.ahead = None
         self.pool.shutdown(wait=False)
-        for epoch in self.known():
+        for epoch in self.live[:]:
             if epoch.task is None:
                 self.never_launched(epoch)
         self.let_go = bool(self.live or self.stuck)
@@ -269,8 +274,8 @@ class Series(Ending):
 
     def post_exit(self) -> None:
         """Ask for a stop because the interpreter ends: whoever waits for results may go on waiting."""
-        self.closed = True
-        for epoch in self.known():
+        self.closed = self.exiting = True
+        for epoch in self.live[:]:
             epoch.engine.post_exit()
         self.post(self.request_stop)
         if not self.loop.is_running():
@@ -278,7 +283,7 @@ class Series(Ending):
 
     def engines(self) -> list[Engine]:
         """Return the engines that may still run."""
-        return [epoch.engine for epoch in self.known()] + self.stuck
+        return [epoch.engine for epoch in self.live[:]] + self.stuck
 
     def at_work(self) -> bool:
         """Tell whether a thread has work, as opposed to waiting for some."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -393,8 +394,18 @@ def test_without_overlap_an_epoch_begins_when_it_is_asked_for(face: Face) -> Non
         assert run_loop(enter(), face) == 3  # entering alone begins none
 
 
+class Foreign(Executor):
+    """An executor of which nothing is known but that it runs what is submitted."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self.threads = threads
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.threads.submit(fn, *args, **kwargs)
+
+
 @pytest.mark.parametrize("concurrency", [1, 3])
-@pytest.mark.parametrize("kind", ["thread", "async", "generator", "async generator"])
+@pytest.mark.parametrize("kind", ["thread", "executor", "async", "generator", "async generator"])
 @pytest.mark.parametrize("face", FACES)
 def test_concurrency_bounds_the_calls_of_both_epochs_together(
     face: Face, kind: str, concurrency: int
@@ -424,16 +435,16 @@ def test_concurrency_bounds_the_calls_of_both_epochs_together(
 
     ops |= {"thread": thread, "async": on_loop}
     ops |= {"generator": generator, "async generator": agenerator}
-    pipeline = (
-        PipelineBuilder()
-        .add_source(range(7))
-        .pipe(ops[kind], concurrency=concurrency)
-        .build(num_threads=8)
-    )
-    found = every_epoch(pipeline, 12, face)
+    builder = PipelineBuilder().add_source(range(7))
+    with ThreadPoolExecutor(8) as threads:
+        if kind == "executor":
+            builder = builder.pipe(thread, concurrency=concurrency, executor=Foreign(threads))
+        else:
+            builder = builder.pipe(ops[kind], concurrency=concurrency)
+        found = every_epoch(builder.build(num_threads=8), 12, face)
     assert found == [(epoch, [*range(7)]) for epoch in range(12)]
     assert crowd.most <= concurrency
-    if concurrency > 1 and kind in ("thread", "async"):
+    if concurrency > 1 and kind in ("thread", "executor", "async"):
         assert crowd.most == concurrency
 
 

@@ -209,7 +209,7 @@ def test_two_tasks_cannot_ask_at_once() -> None:
         pipeline = PipelineBuilder().add_source(range(3)).pipe(hold).build()
         async with pipeline.epochs(3) as epochs:
             with gate.opened_at_end():
-                await anext(epochs)
+                run = await anext(epochs)
                 await reached.passed()
                 asking = asyncio.create_task(anext(epochs))  # waits for the call that is held
                 await asyncio.sleep(0)

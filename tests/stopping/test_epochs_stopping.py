@@ -126,6 +126,16 @@ def test_a_dropped_short_form_stops_silently_in_ordinary_code() -> None:
     assert run.statistics().delivered == 1
 
 
+def test_results_that_wait_are_gone_when_the_epochs_are_dropped() -> None:
+    epochs = PipelineBuilder().add_source(range(3)).build().epochs(1)
+    run = next(epochs)
+    assert next(run) == 0
+    del epochs
+    wait_for_silence()
+    with pytest.raises(RunStateError, match="keep the object"):
+        list(run)
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_entered_epochs_that_are_dropped_warn_once(loop: Loop) -> None:
     pipeline, _ = two_in_flight()

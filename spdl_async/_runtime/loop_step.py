@@ -83,7 +83,8 @@ class LoopStep(SlottedStep):
         return self.workers - self.left
 
     def use_slots(self) -> None:
-        self.rouse(len(self.inbox))
+        if not self.halted:
+            self.rouse(len(self.inbox))
 
     def worker_left(self, task: Task[None]) -> None:
         """Count a worker that has ended, as they do after the last item."""

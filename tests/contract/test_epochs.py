@@ -217,6 +217,12 @@ def test_plain_runs_tell_the_source_too(face: Face) -> None:
         assert list(run) == [700, 701]
 
 
+def test_the_source_of_an_inlined_pipeline_is_told() -> None:
+    inner = PipelineBuilder().add_source(Sampler(1)).pipe(str).build()
+    pipeline = PipelineBuilder().add_source(inner).pipe(int).build()
+    assert [list(run) for run in pipeline.epochs(2)] == [[0], [100]]
+
+
 def test_set_epoch_must_be_callable_with_a_number() -> None:
     class NoArgument:
         def set_epoch(self) -> None: ...

@@ -18,7 +18,7 @@ from spdl_async._plan.bounds import (
     source_items_bound,
 )
 from spdl_async._plan.describe import mermaid, text
-from spdl_async._plan.steps import Plan
+from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._run import LoopChoice, PipelineRun
 from spdl_async._start import Facts, Order
 from spdl_async._sync import SyncPipelineRun
@@ -156,13 +156,13 @@ class Pipeline(Generic[T_co]):
         if not isinstance(overlap, bool):
             raise BuildError(f"epochs: overlap must be True or False, not {overlap!r}")
         check_loop(loop, "epochs")
-        source = self._plan.source
-        if source.single_use and n != 1:
-            raise BuildError(
-                f"epochs: the source is an iterator ({type(source.source).__name__}), which has one "
-                f"pass only; give add_source a list, another re-iterable, or a callable that returns "
-                f"a fresh iterator, or ask for epochs(1)"
-            )
+        for source in sources_of(self._plan.source):
+            if source.single_use and n != 1:
+                raise BuildError(
+                    f"epochs: the source is an iterator ({type(source.source).__name__}), which has "
+                    f"one pass only; give add_source a list, another re-iterable, or a callable that "
+                    f"returns a fresh iterator, or ask for epochs(1)"
+                )
         order = self._order(None, shutdown_timeout, "epochs")
         return Epochs(order, n, overlap=overlap, loop=loop)
 

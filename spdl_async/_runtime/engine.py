@@ -111,6 +111,7 @@ class Engine:
         self.before: Engine | None = None  # the pass before, where its stages are at work still
         self.supervisor: Task[None] | None = None
         self.stopping = False
+        self.partly_stopped = False
         self.exiting = False
         self.let_go = False
         self.loop_thread: threading.Thread | None = None
@@ -218,7 +219,7 @@ class Engine:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crashed(error)
-        self.changed.set()
+        self.became_quiet()
 
     @property
     def torn_down(self) -> bool:
@@ -226,6 +227,7 @@ class Engine:
         return self.supervisor is not None and self.supervisor.cancelling() > 0
 
     def cancel_above(self, step: Step) -> None:
+        self.partly_stopped = True
         for above in step.above:
             if not above.cancelled:
                 above.stop()
@@ -237,6 +239,8 @@ class Engine:
 
     def became_quiet(self) -> None:
         self.changed.set()
+        if self.partly_stopped:
+            self.source_ended()
 
     def source_ended(self) -> None:
         if self.shared is not None and self.source_exhausted:
@@ -244,9 +248,16 @@ class Engine:
 
     @property
     def source_exhausted(self) -> bool:
-        """Whether all of the source was read, without a failure or a stop ending it early."""
+        """Whether all sources were read as far as they are wanted: to the end, but for a stop.
+
+        Merging up to the first end stops the other branches, whose sources count when they rest.
+        """
         sources = [step for step in self.steps if isinstance(step, SourceStep)]
-        return bool(sources) and not self.stopping and all(step.exhausted for step in sources)
+        return (
+            not self.stopping
+            and any(step.exhausted for step in sources)
+            and all(step.exhausted or (step.cancelled and step.at_rest) for step in sources)
+        )
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""

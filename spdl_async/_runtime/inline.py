@@ -30,8 +30,8 @@ from spdl_async._plan.steps import (
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
-from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_branches import PAUSE, InlineRoute, merged, outputs_of
+from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.ticket import Item, OpFailure

@@ -85,6 +85,11 @@ class SourceStep(Step):
     def quiet(self) -> bool:
         return not self.puller.alive
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing reads the source any more."""
+        return self.quiet and all(task.done() for task in self.tasks)
+
     def stop(self) -> None:
         super().stop()
         self.puller.stop()

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from faces import Crowd, Face, Gate, drive, run_loop
 
 from spdl_async import (
     BuildError,
+    Merge,
     Pipeline,
     PipelineBuilder,
     PipelineRun,
@@ -353,6 +354,41 @@ def test_the_next_epoch_begins_when_the_source_has_ended_and_not_before(face: Fa
                 assert [item async for item in run] == []
 
     sync() if face is Face.SYNC else run_loop(main(), face)
+    assert crowd.most == 1
+
+
+@pytest.mark.parametrize("stop", ["all", "first"])
+@pytest.mark.parametrize("face", FACES)
+def test_merged_sources_have_all_ended_when_the_next_epoch_begins(
+    face: Face, stop: Literal["all", "first"]
+) -> None:
+    short, long = Sampler(2), Sampler(6)
+    branches = [PipelineBuilder().add_source(source).pipe(int) for source in (short, long)]
+    pipeline = PipelineBuilder().add_source(Merge(*branches, stop=stop)).build()
+    count = 8 if stop == "all" else 4
+    found = every_epoch(pipeline, 3, face)
+    assert [(epoch, len(items)) for epoch, items in found] == [(e, count) for e in range(3)]
+    assert {item // 100 for _, items in found[2:] for item in items} == {2}
+    for source in (short, long):
+        assert source.log == [f"{what} {e}" for e in range(3) for what in ("set", "begin", "end")]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_routed_stages_share_their_slots(face: Face) -> None:
+    crowd = Crowd()
+
+    async def op(item: int) -> int:
+        with crowd:
+            await asyncio.sleep(0)
+        return item
+
+    pipeline = (
+        PipelineBuilder()
+        .add_source(range(7))
+        .route(lambda x: x % 2, lambda b: b.pipe(op), lambda b: b.pipe(int))
+        .build()
+    )
+    assert every_epoch(pipeline, 8, face) == [(epoch, [*range(7)]) for epoch in range(8)]
     assert crowd.most == 1
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from benchmarks import _ours, _peers
+from benchmarks import _epochs, _ours, _peers
 from benchmarks._growth import FULL, QUICK, Sizes, growth, memory
 from benchmarks._measure import (
     Contestant,
@@ -268,6 +268,34 @@ def fairness(sizes: Sizes) -> Race:
     )
 
 
+SEPARATE = "spdl_async, a new loop over the pipeline"
+
+
+def epochs(sizes: Sizes) -> Race:
+    """The boundary of two epochs."""
+    count = 20 if sizes.warm_up else 3
+    return Race(
+        key="epochs",
+        title="from the end of an epoch's last step to the first batch of the next",
+        unit="ms",
+        lower_wins=True,
+        baseline=SEPARATE,
+        note="a batch takes 8 ms to make on 4 threads, a step 12 ms; no target",
+        contestants=[
+            Contestant(name=SEPARATE, run=partial(_epochs.separate, count)),
+            Contestant(
+                name="spdl_async, epochs(overlap=False), for",
+                run=partial(_epochs.together, count, overlap=False),
+            ),
+            Contestant(
+                name="spdl_async, epochs(), for",
+                run=partial(_epochs.together, count, overlap=True),
+            ),
+            *_variants(partial(_epochs.together_async, count), ", epochs()", ()),
+        ],
+    )
+
+
 RACES = {
     "thread": one_thread_stage,
     "three": three_thread_stages,
@@ -276,6 +304,7 @@ RACES = {
     "ready": ready,
     "waiting": waiting,
     "fairness": fairness,
+    "epochs": epochs,
 }
 
 

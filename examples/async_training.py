@@ -119,17 +119,17 @@ async def report(run: PipelineRun[Sample]) -> None:
 async def train(pipeline: Pipeline[Sample], *, classes: int, epochs: int) -> None:
     """Train for some epochs, each of them one pass of the pipeline."""
     trainer = Trainer(classes)
-    for epoch in range(epochs):
-        losses: list[float] = []
-        async with pipeline.run() as run:
+    async with pipeline.epochs(epochs) as runs:  # the next begins while this one is consumed
+        async for run in runs:
+            losses: list[float] = []
             reporter = asyncio.create_task(report(run))
             try:
                 async for images, labels in run:
                     losses.append(await asyncio.to_thread(trainer.step, images, labels))
             finally:
                 reporter.cancel()
-        mean = sum(losses) / max(1, len(losses))
-        print(f"epoch {epoch}: {len(losses)} batches, mean loss {mean:.3f}")
+            mean = sum(losses) / max(1, len(losses))
+            print(f"epoch {run.epoch}: {len(losses)} batches, mean loss {mean:.3f}")
     print(run.statistics())
     for failure in run.failures:
         print(f"skipped: {failure.summary()}")

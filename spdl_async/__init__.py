@@ -1,12 +1,13 @@
 """Asyncio-native, thread-based data loading for machine learning.
 
-The layers point one way: errors, statistics ← spec ← _plan ← _runtime ← _run, _sync, pipeline ←
-builder ← this module. Collating, pictures, devices and the rest live in subpackages that use only
+The layers point one way: errors, statistics ← spec ← _plan ← _runtime ← _run, _sync, _epochs,
+pipeline ← builder ← this module. Collating, pictures, devices and the rest live in subpackages that use only
 what is named here. ``tests/test_layers.py`` enforces this.
 """
 
 from __future__ import annotations
 
+from spdl_async._epochs import Epochs as Epochs
 from spdl_async._plan.field import on as on
 from spdl_async._plan.per_thread import per_thread as per_thread
 from spdl_async._run import PipelineRun as PipelineRun
@@ -50,6 +51,7 @@ __all__ = [
     "DecodeError",
     "Description",
     "Drop",
+    "Epochs",
     "Failure",
     "FailureRecord",
     "Failures",

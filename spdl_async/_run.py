@@ -10,7 +10,7 @@ from time import perf_counter as clock
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
-from spdl_async._start import Order, Started
+from spdl_async._start import BasePass, Order, Started
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -66,7 +66,7 @@ class PipelineRun(Generic[T_co]):
         self._own_loop = (order.plan.loop if loop == "auto" else loop) == "own"
         self._short = short
         self._state = State.NEW
-        self._started: Started | None = None
+        self._started: BasePass | None = None
         self._watch = None if self._own_loop else _Watch(order.plan.name)
 
     # Life
@@ -82,7 +82,7 @@ class PipelineRun(Generic[T_co]):
         self._start()
         return self
 
-    def _start(self) -> Started:
+    def _start(self) -> BasePass:
         self._started = Started(self._order, own_loop=self._own_loop)
         self._state = State.OPEN
         return self._started
@@ -168,7 +168,7 @@ class PipelineRun(Generic[T_co]):
             watch.hand_over()
         return cast("T_co", value)
 
-    def _begin_short(self) -> Started:
+    def _begin_short(self) -> BasePass:
         if self._short and self._state is State.NEW:
             return self._start()
         if self._state is State.NEW:
@@ -193,7 +193,7 @@ class PipelineRun(Generic[T_co]):
         """Return a snapshot of what each stage did; ``str()`` of it is a table."""
         return self._seen().statistics()
 
-    def _seen(self) -> Started:
+    def _seen(self) -> BasePass:
         if self._started is None:
             raise RunStateError(NOT_ENTERED)
         return self._started
@@ -237,7 +237,7 @@ class _Watch:
             logger.warning(
                 "the consumer of pipeline %r blocked the event loop for %.0f ms, in which the "
                 "pipeline could not work: await asyncio.to_thread(step, batch), or use "
-                "pipeline.run(loop='own') where no op holds resources of this loop",
+                "loop='own' in pipeline.run() or epochs() where no op holds resources of this loop",
                 self._name,
                 blocked * 1e3,
             )

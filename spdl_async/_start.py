@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
+from spdl_async._runtime.shared import Shared
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -51,43 +53,104 @@ class Order:
     stall_warning: float | None
 
 
-class Started:
-    """A pass that has been started, until it has ended."""
+class Ending:
+    """Something of ours that runs beside the caller, until it has ended."""
 
-    def __init__(self, order: Order, *, own_loop: bool) -> None:
-        plan = order.plan
-        self.epoch = begin_pass(order)
-        self.handover = Handover(plan.sink_size, None)
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()
-        context = contextvars.copy_context()
-        thread = LoopThread(f"spdl_async-{plan.name}-loop") if own_loop else None
-        loop = asyncio.get_running_loop() if thread is None else thread.loop
+        self.loop_thread: threading.Thread | None = None
+
+    def report(self) -> str:
+        """Say what still runs: stage, item, stack."""
+        raise NotImplementedError
+
+    def is_asked_from_inside(self) -> bool:
+        """Tell whether it is code of its own that asks: that cannot wait for its own end."""
+        raise NotImplementedError
+
+    async def wait_ended(self, timeout: float) -> None:
+        """Wait until nothing of it runs any more; not from inside a stage, which is part of that.
+
+        Raises:
+            ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
+        """
+        if self.is_asked_from_inside():
+            return
+        if not self.ended.done():
+            try:
+                async with asyncio.timeout(timeout):
+                    await asyncio.wrap_future(self.ended)
+            except TimeoutError:
+                raise self.too_late(timeout) from None
+        self.join()
+
+    def wait_ended_sync(self, timeout: float) -> None:
+        """Do the same in an ordinary thread."""
+        if self.is_asked_from_inside():
+            return
+        try:
+            self.ended.result(timeout)
+        except concurrent.futures.TimeoutError:
+            raise self.too_late(timeout) from None
+        self.join()
+
+    def join(self) -> None:
+        """Join the loop's thread, which has nothing left to do."""
+        thread = self.loop_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def too_late(self, timeout: float) -> ShutdownTimeout:
+        """Return the error that names what holds up the stop."""
+        return ShutdownTimeout(
+            f"pipeline {self.name!r} did not stop within {timeout:g} s:\n{self.report()}"
+        )
+
+    def ends_with(self, task: asyncio.Task[None]) -> None:
+        """Count as ended when the task that runs it has ended."""
+        task.add_done_callback(functools.partial(_resolve, self.ended))
+
+
+class BasePass(Ending):
+    """A pass that runs on a loop: its engine, and the hand-over of its results."""
+
+    def __init__(
+        self,
+        order: Order,
+        epoch: int,
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+        *,
+        own_loop: bool,
+        shared: Shared | None = None,
+    ) -> None:
+        super().__init__(order.plan.name)
+        self.epoch = epoch
+        self.handover = Handover(order.plan.sink_size, None)
         self.engine = Engine(
-            plan,
+            order.plan,
             self.handover,
             loop=loop,
             context=context,
-            epoch=self.epoch,
+            epoch=epoch,
             on_drop=order.facts.saw_drop,
             own_loop=own_loop,
             stall_warning=order.stall_warning,
+            shared=shared,
         )
-        if thread is not None:
-            self.engine.loop_thread = thread.start(
-                self.engine.supervise, context, lambda: self.ended.set_result(None)
-            )
-        else:
-            task = loop.create_task(
-                self.engine.supervise(), name=f"spdl_async: {plan.name}", context=context
-            )
-            ended = self.ended
-            task.add_done_callback(lambda task: _resolve(ended, task))
 
     @property
     def forked(self) -> bool:
         """Whether the pass was left behind in the process of which this one is a fork."""
         return self.engine.forked
+
+    def report(self) -> str:
+        return self.engine.report()
+
+    def is_asked_from_inside(self) -> bool:
+        return self.engine.is_asking()
 
     def stop(self) -> None:
         """Ask the pass to stop; from any thread, a finalizer included."""
@@ -100,47 +163,9 @@ class Started:
             RunStateError: the pass runs in the process of which this one is a fork.
         """
         if self.forked:
-            raise RunStateError(self.handover.why_closed)
+            raise RunStateError(self.handover.closed_because)
         self.handover.close()
         self.engine.post_stop()
-
-    async def wait_ended(self, timeout: float) -> None:
-        """Wait until nothing of the pass runs any more; not from inside a stage, which is part of that.
-
-        Raises:
-            ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
-        """
-        if asyncio.current_task() in self.engine.tasks or self.engine.is_calling():
-            return
-        if not self.ended.done():
-            try:
-                async with asyncio.timeout(timeout):
-                    await asyncio.wrap_future(self.ended)
-            except TimeoutError:
-                raise self.too_late(timeout) from None
-        self.join()
-
-    def wait_ended_sync(self, timeout: float) -> None:
-        """Do the same in an ordinary thread."""
-        if self.engine.is_calling():
-            return
-        try:
-            self.ended.result(timeout)
-        except concurrent.futures.TimeoutError:
-            raise self.too_late(timeout) from None
-        self.join()
-
-    def join(self) -> None:
-        """Join the loop's thread, which has nothing left to do."""
-        thread = self.engine.loop_thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-    def too_late(self, timeout: float) -> ShutdownTimeout:
-        """Return the error that names what holds up the stop."""
-        return ShutdownTimeout(
-            f"pipeline {self.engine.plan.name!r} did not stop within {timeout:g} s:\n{self.engine.report()}"
-        )
 
     def next(self) -> object:
         """Return the next result in an ordinary thread; ``StopIteration`` after the last."""
@@ -162,6 +187,27 @@ class Started:
     def failures(self) -> Failures:
         """Return the failures so far."""
         return self.engine.failures
+
+
+class Started(BasePass):
+    """A pass with threads, and perhaps a loop, of its own."""
+
+    def __init__(self, order: Order, *, own_loop: bool) -> None:
+        epoch = begin_pass(order)
+        context = contextvars.copy_context()
+        if own_loop:
+            thread = LoopThread(f"spdl_async-{order.plan.name}-loop")
+            super().__init__(order, epoch, thread.loop, context, own_loop=True)
+            self.loop_thread = self.engine.loop_thread = thread.start(
+                self.engine.supervise, context, lambda: self.ended.set_result(None)
+            )
+            return
+        loop = asyncio.get_running_loop()
+        super().__init__(order, epoch, loop, context, own_loop=False)
+        task = loop.create_task(
+            self.engine.supervise(), name=f"spdl_async: {self.name}", context=context
+        )
+        self.ends_with(task)
 
 
 def begin_pass(order: Order) -> int:

@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from spdl_async._epochs import Epochs
 from spdl_async._plan.bounds import (
     Bound,
     LengthUnknownError,
     bounds,
+    epochs_bound,
     hint,
     length,
     source_items_bound,
 )
 from spdl_async._plan.describe import mermaid, text
 from spdl_async._plan.inline import check_inline
-from spdl_async._plan.steps import Plan
+from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._run import LoopChoice, PipelineRun
 from spdl_async._start import Facts, Order
 from spdl_async._sync import SyncPipelineRun
@@ -37,6 +39,8 @@ class Description:
         loop: where ``loop="auto"`` runs the stages: ``"caller"`` or ``"own"``.
         bounds: the most elements that each place can hold.
         source_items_bound: the most source items in flight, ``None`` where it cannot be computed.
+        epochs_source_items_bound: the same for :meth:`Pipeline.epochs`, where the next pass begins
+            while the current one still has items in flight.
         num_threads: the size of the thread pool.
         seed: the root of all randomness that is not seeded explicitly.
     """
@@ -46,6 +50,7 @@ class Description:
     loop: str
     bounds: tuple[Bound, ...]
     source_items_bound: int | None
+    epochs_source_items_bound: int | None
     num_threads: int
     seed: int
 
@@ -99,8 +104,7 @@ class Pipeline(Generic[T_co]):
         Raises:
             BuildError: an option has no meaning.
         """
-        if loop not in ("auto", "caller", "own"):
-            raise BuildError(f'run: loop must be "auto", "caller" or "own", not {loop!r}')
+        check_loop(loop, "run")
         return PipelineRun(
             self._order(epoch, shutdown_timeout, stall_warning), loop=loop, short=False
         )
@@ -134,6 +138,50 @@ class Pipeline(Generic[T_co]):
             self._order(epoch, shutdown_timeout, stall_warning), inline=inline, short=False
         )
 
+    def epochs(
+        self,
+        n: int | None = None,
+        *,
+        overlap: bool = True,
+        loop: LoopChoice = "auto",
+        shutdown_timeout: float = 30.0,
+    ) -> Epochs[T_co]:
+        """Return passes in a row, for ``async for`` or ``for``, without a pause between them.
+
+        Each pass is a run of its own, with fresh counters and failure budgets, and is started
+        already. The next one begins when the source of the current one was read to its end; both use
+        the same threads, and a stage's ``concurrency`` bounds the calls of both together. At most two
+        are in flight, so :meth:`describe` prints a bound for them of its own.
+
+        Args:
+            n: how many epochs; ``None``: go on until the loop is left.
+            overlap: begin the next epoch ahead. ``False`` begins it only when it is asked for: for
+                code that changes the source, or what ops use, between two epochs.
+            loop: as in :meth:`run`; ordinary code always uses a loop of ours.
+            shutdown_timeout: seconds that leaving the block, or leaving a run early, waits for user
+                code that still runs.
+
+        Raises:
+            BuildError: an option has no meaning, or the source is an iterator, which has one pass
+                only, and ``n`` is not 1.
+        """
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+            raise BuildError(
+                f"epochs: n must be an int of at least 0, or None for no end, not {n!r}"
+            )
+        if not isinstance(overlap, bool):
+            raise BuildError(f"epochs: overlap must be True or False, not {overlap!r}")
+        check_loop(loop, "epochs")
+        for source in sources_of(self._plan.source):
+            if source.single_use and n != 1:
+                raise BuildError(
+                    f"epochs: the source is an iterator ({type(source.source).__name__}), which has "
+                    f"one pass only; give add_source a list, another re-iterable, or a callable that "
+                    f"returns a fresh iterator, or ask for epochs(1)"
+                )
+        order = self._order(None, shutdown_timeout, verb="epochs")
+        return Epochs(order, n, overlap=overlap, loop=loop)
+
     def __aiter__(self) -> AsyncIterator[T_co]:
         return PipelineRun(self._order(), loop="auto", short=True)
 
@@ -145,6 +193,7 @@ class Pipeline(Generic[T_co]):
         epoch: int | None = None,
         shutdown_timeout: float = 30.0,
         stall_warning: float | None = 60.0,
+        verb: str = "run",
     ) -> Order:
         if epoch is not None and (
             isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0
@@ -152,15 +201,15 @@ class Pipeline(Generic[T_co]):
             raise BuildError(f"run: epoch must be an int of at least 0, not {epoch!r}")
         if not isinstance(shutdown_timeout, (int, float)) or not shutdown_timeout >= 0:
             raise BuildError(
-                f"run: shutdown_timeout is in seconds, at least 0, not {shutdown_timeout!r}"
+                f"{verb}: shutdown_timeout is in seconds, at least 0, not {shutdown_timeout!r}"
             )
         if math.isinf(shutdown_timeout):
-            raise BuildError("run: shutdown_timeout must be finite; a stop always ends")
+            raise BuildError(f"{verb}: shutdown_timeout must be finite; a stop always ends")
         if stall_warning is not None:
             is_number = isinstance(stall_warning, (int, float)) and stall_warning is not True
             if not is_number or not 0 < stall_warning < math.inf:
                 raise BuildError(
-                    f"run: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
+                    f"{verb}: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
                     f"turns the warning off"
                 )
         return Order(self._plan, self._facts, epoch, float(shutdown_timeout), stall_warning)
@@ -204,6 +253,13 @@ class Pipeline(Generic[T_co]):
             loop=plan.loop,
             bounds=bounds(plan),
             source_items_bound=source_items_bound(plan),
+            epochs_source_items_bound=epochs_bound(plan),
             num_threads=plan.num_threads,
             seed=plan.seed,
         )
+
+
+def check_loop(loop: object, verb: str) -> None:
+    """Raise ``BuildError`` where ``loop=`` has no meaning."""
+    if loop not in ("auto", "caller", "own"):
+        raise BuildError(f'{verb}: loop must be "auto", "caller" or "own", not {loop!r}')

@@ -115,7 +115,7 @@ class Asked:
         return f"{type(self).__name__}({self.key}, raises={self.raises})"
 
     def decide(self, failure: Failure) -> None:
-        text = str(failure.exception)
+        text = str(failure.exception).partition(";")[0]  # the rest of a message is advice
         number = digest("asked", self.key, text)
         if self.raises and number % self.raises == 0:
             if number % 2:

@@ -23,7 +23,18 @@ def _quick(module: str, *arguments: str) -> str:
 
 def test_engine_prints_every_row() -> None:
     output = _quick("benchmarks.engine")
-    keys = ("thread", "three", "async", "start", "ready", "waiting", "fairness", "growth", "memory")
+    keys = (
+        "thread",
+        "three",
+        "async",
+        "start",
+        "ready",
+        "waiting",
+        "fairness",
+        "epochs",
+        "growth",
+        "memory",
+    )
     for key in keys:
         assert f"[{key}]" in output
     for text in (
@@ -37,6 +48,7 @@ def test_engine_prints_every_row() -> None:
         "hand-written gather + Semaphore(4)",
         "queue.Queue between two threads",
         "spdl_async, two stages on our pool",
+        "spdl_async, epochs(), for",
         "missed: ",
     ):
         assert text in output

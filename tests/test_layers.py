@@ -22,7 +22,9 @@ LAYERS: dict[str, set[str]] = {
     "_start": {"_loops", "_runtime", "_plan", "errors", "statistics"},
     "_run": {"_start", "errors", "statistics"},
     "_sync": {"_run", "_start", "errors", "statistics"},
-    "pipeline": {"_run", "_sync", "_start", "_plan", "spec", "errors"},
+    "_series": {"_start", "_loops", "_runtime", "errors"},
+    "_epochs": {"_series", "_run", "_sync", "_start", "errors"},
+    "pipeline": {"_epochs", "_run", "_sync", "_start", "_plan", "spec", "errors"},
     "merging": {"spec", "errors"},
     "builder": {"merging", "pipeline", "aggregators", "_plan", "spec", "errors"},
 }
@@ -131,7 +133,14 @@ def test_only_the_runtime_and_the_faces_make_tasks_futures_and_threads() -> None
         "ensure_future",
     )
     for path in modules():
-        if name_of(path) in LAYERS.keys() - {"_runtime", "_run", "_sync", "_start", "_loops"}:
+        if name_of(path) in LAYERS.keys() - {
+            "_runtime",
+            "_run",
+            "_sync",
+            "_start",
+            "_loops",
+            "_series",
+        }:
             made = {c for c in calls(path) if c.endswith(makers)}
             assert not made, path
 

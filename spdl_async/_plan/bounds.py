@@ -127,6 +127,12 @@ def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
     return total, each
 
 
+def epochs_bound(plan: Plan) -> int | None:
+    """Return the same for ``epochs()``, which may have two passes in flight."""
+    one = source_items_bound(plan)
+    return None if one is None else 2 * one
+
+
 def source_length(source: Any) -> int | None:
     """Return a source's length where it tells one, else ``None``."""
     try:

@@ -144,6 +144,33 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
     )
 
 
+def find_set_epoch(source: Any) -> Callable[[int], object] | None:
+    """Return a source's ``set_epoch`` method, with which it hears the number of each pass.
+
+    Raises:
+        BuildError: it cannot be called with one number, or is a coroutine function.
+    """
+    found = None if isinstance(source, type) else getattr(source, "set_epoch", None)
+    if not callable(found):
+        return None
+    method: Callable[[int], object] = found
+    where = f"add_source: {type(source).__name__}.set_epoch"
+    if _kind_of_callable(method) != "sync":
+        raise BuildError(
+            f"{where} must be an ordinary function: it is called with the number of the pass right "
+            f"before the source is read"
+        )
+    try:
+        inspect.signature(method).bind(0)
+    except TypeError as error:
+        raise BuildError(
+            f"{where} is called with one argument, the number of the pass, but {error}"
+        ) from None
+    except ValueError:  # a builtin without a signature: the first call will tell
+        pass
+    return method
+
+
 def _same(source: Any) -> Callable[[], Any]:
     return lambda: source
 

@@ -12,6 +12,7 @@ from spdl_async._plan.classify import (
     classify_aggregator,
     classify_op,
     classify_source,
+    find_set_epoch,
     is_opened_at_run,
     is_single_use,
 )
@@ -222,6 +223,7 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
         single_use=is_single_use(spec.source),
         builtin=type(spec.source) in (list, tuple, range),
         source=spec.source,
+        set_epoch=find_set_epoch(spec.source),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spdl_async._plan.bounds import bounds, source_items_bound
+from spdl_async._plan.bounds import bounds, epochs_bound, source_items_bound
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import SHAPE_PLANS, shape_text
 from spdl_async._plan.steps import (
@@ -39,6 +39,7 @@ def text(plan: Plan) -> str:
     total = source_items_bound(plan)
     if total is not None:
         lines.append(f"  in sum at most {total} source items")
+        lines.append(f"  with epochs(), two passes together: at most {epochs_bound(plan)}")
     lines.append(f"seed: {plan.seed}")
     return "\n".join(lines)
 

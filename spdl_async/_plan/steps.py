@@ -72,6 +72,8 @@ class SourcePlan:
         single_use: the source is an iterator, which has one pass only.
         builtin: it is a list, tuple or range, reading which runs no user code.
         source: what the user gave.
+        set_epoch: tells the source the number of the pass, before it is opened; ``None``: it has no
+            such method.
     """
 
     op: OpPlan
@@ -80,6 +82,13 @@ class SourcePlan:
     single_use: bool
     builtin: bool
     source: Any
+    set_epoch: Callable[[int], object] | None = None
+
+    def open_for(self, epoch: int) -> Any:
+        """Open the source for one pass; in the thread, or on the loop, that reads it."""
+        if self.set_epoch is not None:
+            self.set_epoch(epoch)
+        return self.open()
 
 
 @dataclass(frozen=True, kw_only=True)

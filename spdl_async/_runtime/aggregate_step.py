@@ -17,7 +17,7 @@ from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, guarded
+from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.aggregator import Gathered
 from spdl_async.spec.markers import DROP
@@ -152,6 +152,9 @@ class AggregateStep(HoppingStep):
         """Ask the aggregator what it has to say about itself; between its calls, in their thread."""
         if self.has_notes:
             self.meters[0].notes = notes_of(self.aggregator)
+
+    def take_over(self, before: Step) -> None:
+        """Share nothing: the aggregator is this pass's own."""
 
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)

@@ -47,7 +47,7 @@ class Handover:
         self.taken: deque[Item] = deque()
         self.ended = False
         self.closed = False
-        self.why_closed = CLOSED_WHILE_WAITING
+        self.closed_because = CLOSED_WHILE_WAITING
         self.at_exit = False
         self.error: BaseException | None = None
         self.trace: Any = None
@@ -115,7 +115,7 @@ class Handover:
 
     def close_in_fork(self, why: str) -> None:
         """End in a forked child, where no thread is left that could be waited for or woken."""
-        self.why_closed = why
+        self.closed_because = why
         self.closed = True
         self.buffer.clear()
         self._tasks.clear()
@@ -190,7 +190,7 @@ class Handover:
                 self._tell_room()
             return value
         if self.closed:
-            raise RunStateError(self.why_closed)
+            raise RunStateError(self.closed_because)
         if self.ended and not self.buffer:
             if not self.end_seen:
                 self.end_seen = clock()

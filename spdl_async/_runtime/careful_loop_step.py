@@ -21,7 +21,8 @@ class CarefulLoopStep(LoopStep):
     def __init__(self, *arguments: Any, timeout: float | None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.timeout = timeout
-        self.backoff = Backoff(self.host.loop, self.count_retry, self.start_due)
+        self.waits = Backoff(self.host.loop, self.count_retry, self.start_due)
+        self.backoff = self.waits
 
     def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
         """Count a call that is to be made again."""
@@ -41,8 +42,8 @@ class CarefulLoopStep(LoopStep):
 
     def next_item(self) -> Item | None:
         """Return what a worker is to do next: what was begun before goes on first, and in any case."""
-        if self.backoff.due:
-            item: Item = self.backoff.due.popleft()
+        if self.waits.due:
+            item: Item = self.waits.due.popleft()
             return item
         return None if self.halted or not self.inbox else self.inbox.popleft()
 
@@ -58,8 +59,8 @@ class CarefulLoopStep(LoopStep):
                 await sleeper
                 resumed = clock()
                 continue
-            if self.inbox or self.backoff.due:
-                self.rouse(len(self.inbox) + len(self.backoff.due))
+            if self.inbox or self.waits.due:
+                self.rouse(len(self.inbox) + len(self.waits.due))
             await self.attempt(item, deadline)
             del item
             if clock() - resumed > SLICE_SECONDS:
@@ -92,8 +93,8 @@ class CarefulLoopStep(LoopStep):
         if failure is not None:
             wait = self.judges[0].retry_after(item, failure)
             if wait is not None:
-                self.backoff.news.append((item, wait))
-                self.backoff.arm()
+                self.waits.news.append((item, wait))
+                self.waits.arm()
                 return
             self.fail(item, failure)
         elif result is DROP:
@@ -112,4 +113,4 @@ class CarefulLoopStep(LoopStep):
 
     def stop(self) -> None:
         super().stop()
-        self.backoff.clear()
+        self.waits.clear()

@@ -28,9 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import threading
-import traceback
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -43,11 +41,12 @@ from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once
 from spdl_async._runtime.live import registry
-from spdl_async._runtime.pool import ThreadPool
+from spdl_async._runtime.report import report_of
+from spdl_async._runtime.shared import Shared, join_all, new_pool
 from spdl_async._runtime.source_step import SourceStep
-from spdl_async._runtime.stall import StallWatch, suspended_frames
+from spdl_async._runtime.stall import StallWatch
 from spdl_async._runtime.step import Step
-from spdl_async._runtime.ticket import Ledger, where_is
+from spdl_async._runtime.ticket import Ledger
 from spdl_async._runtime.wire import lay_chain
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -66,8 +65,9 @@ class Engine:
         context: Context,
         epoch: int,
         on_drop: Callable[[], None],
-        own_loop: bool,
-        stall_warning: float | None,
+        own_loop: bool = False,
+        stall_warning: float | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.plan = plan
         self.handover = handover
@@ -75,7 +75,8 @@ class Engine:
         self.context = context
         self.epoch = epoch
         self.saw_drop = on_drop
-        self.pool = ThreadPool(plan.num_threads, f"spdl_async-{plan.name}")
+        self.shared = shared
+        self.pool = new_pool(plan) if shared is None else shared.pool
         self.ledger = Ledger()
         self.log = FailureLog()
         self.judges = Judges(self.log, context, seed=plan.seed, epoch=epoch)
@@ -84,8 +85,10 @@ class Engine:
         self.changed = Signal(loop)
         self.watchers: list[Signal] = []  # of those who wait for a step's tasks and calls to end
         self.at_end: list[Callable[[], None]] = []
+        self.before: Engine | None = None  # the pass before, where its stages are at work still
         self.supervisor: Task[None] | None = None
         self.stopping = False
+        self.partly_stopped = False
         self.exiting = False
         self.forked = False
         self.let_go = False
@@ -106,12 +109,14 @@ class Engine:
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
-        registry.add(self)
+        if self.shared is None:
+            registry.add(self)
         self.supervisor = asyncio.current_task()
         torn_down = False
         try:
             if not self.stopping:
                 self.wire()
+                self.take_over()
                 for step in self.steps:
                     step.open()
             torn_down = await self.until_tasks_end()
@@ -123,6 +128,13 @@ class Engine:
             self.end()
         if torn_down:
             raise asyncio.CancelledError
+
+    def take_over(self) -> None:
+        """Share the slots of each stage with the pass before."""
+        before, self.before = self.before, None
+        if before is not None:
+            for old, new in zip(before.steps, self.steps, strict=False):
+                new.take_over(old)
 
     def at_data_end(self) -> BaseException | None:
         """Return what is wrong with the pass as a whole; its data have ended."""
@@ -147,13 +159,8 @@ class Engine:
         try:
             while not all(step.quiet for step in self.steps):
                 await self.changed.wait()
-            self.pool.shutdown(wait=False)
-            for count, thread in enumerate(self.threads()):
-                if thread is self.loop_thread:
-                    continue
-                thread.join()  # done or idle, so this takes microseconds
-                if count % 16 == 15:
-                    await asyncio.sleep(0)
+            self.shut_pool()
+            await join_all(self.threads(), self.loop_thread)
         except asyncio.CancelledError:
             return True
         return False
@@ -165,10 +172,11 @@ class Engine:
             self.stall.end()
         for step in self.steps:
             step.give_up()
-        self.pool.shutdown(wait=False)
+        self.shut_pool()
         self.warn_of_abandoned()
         for step in self.steps:
             step.unreached_failures()
+            step.hand_over()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
         self.judges.forget()
@@ -179,10 +187,14 @@ class Engine:
         elif not self.handover.ended:
             self.handover.close()
         self.finished = clock()
-        if all(step.quiet for step in self.steps):
+        self.let_go = not all(step.quiet for step in self.steps)
+        if self.shared is None and not self.let_go:
             registry.discard(self)
-        else:
-            self.let_go = True
+
+    def shut_pool(self) -> None:
+        """Let the pool's threads end, where no other pass uses them."""
+        if self.shared is None:
+            self.pool.shutdown(wait=False)
 
     def warn_of_abandoned(self) -> None:
         """Name in one warning the calls that go on beside the end of the run."""
@@ -216,6 +228,7 @@ class Engine:
         return self.supervisor is not None and self.supervisor.cancelling() > 0
 
     def cancel_above(self, step: Step) -> None:
+        self.partly_stopped = True
         for above in step.above:
             if not above.cancelled:
                 above.stop()
@@ -233,6 +246,25 @@ class Engine:
         self.changed.set()
         for watcher in self.watchers:
             watcher.set()
+        if self.partly_stopped:
+            self.source_ended()
+
+    def source_ended(self) -> None:
+        if self.shared is not None and self.source_exhausted:
+            self.shared.on_source_end()
+
+    @property
+    def source_exhausted(self) -> bool:
+        """Whether all sources were read as far as they are wanted: to the end, but for a stop.
+
+        Merging up to the first end stops the other branches, whose sources count when they rest.
+        """
+        sources = [step for step in self.steps if isinstance(step, SourceStep)]
+        return (
+            not self.stopping
+            and any(step.exhausted for step in sources)
+            and all(step.exhausted or (step.cancelled and step.at_rest) for step in sources)
+        )
 
     def crashed(self, error: BaseException) -> None:
         """Deliver an error of the library itself; from any thread."""
@@ -285,7 +317,7 @@ class Engine:
         self.handover.close_at_exit()
         self.post_stop()
         if not self.loop.is_running():
-            self.pool.shutdown(wait=False)
+            self.shut_pool()
 
     def leave_in_fork(self, parent: int) -> None:
         """Take no further part in a child process: this run is the parent's."""
@@ -301,6 +333,15 @@ class Engine:
         in_stage = step is not None and step.host is self
         return in_stage or threading.current_thread() is self.loop_thread
 
+    def is_asking(self) -> bool:
+        """Tell whether code of the run itself asks: in its threads, or in a task of its loop."""
+        if self.is_calling():
+            return True
+        try:
+            return asyncio.current_task() in self.tasks
+        except RuntimeError:  # no loop runs here
+            return False
+
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
         pullers = [s.puller for s in self.steps if isinstance(s, SourceStep)]
@@ -309,7 +350,9 @@ class Engine:
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
         pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
-        threads = [self.loop_thread, *pullers, *self.pool.threads]
+        # Those that are shared outlive the pass: whoever shares them looks after them.
+        pool = self.pool.threads if self.shared is None else ()
+        threads = [self.loop_thread, *pullers, *pool]
         return [thread for thread in threads if thread is not None and thread.is_alive()]
 
     # Looking
@@ -351,20 +394,4 @@ class Engine:
 
     def report(self) -> str:
         """Say what still runs: stage, item, and the stack of the thread or task."""
-        frames = sys._current_frames()
-        parts = []
-        for step in self.steps:
-            in_span = step.span.running() if step.span is not None else []
-            for stage, ident, item in (*step.running(), *in_span):
-                on = "" if item is None else f" on {where_is(item)}"
-                frame = frames.get(ident)
-                stack = "" if frame is None else "".join(traceback.format_stack(frame))
-                parts.append(f"stage {stage!r}{on} still runs:\n{stack}")
-        for task in list(self.tasks):
-            stack = "".join(
-                line
-                for frame in suspended_frames(task.get_coro())
-                for line in traceback.format_stack(frame, limit=1)
-            )
-            parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
-        return "\n".join(parts) or "nothing of it runs any more"
+        return report_of(self.steps, self.tasks)

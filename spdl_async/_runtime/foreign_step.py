@@ -25,7 +25,8 @@ from spdl_async._runtime.hop import CANCELLED
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.retrying import Backoff
-from spdl_async._runtime.step import Host, WindowedStep, guarded
+from spdl_async._runtime.slotted_step import SlottedStep
+from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item, OpFailure, where_is
 from spdl_async.spec.markers import DROP
 
@@ -84,7 +85,7 @@ def portable(error: BaseException) -> Any:
     return RuntimeError(f"{type(error).__qualname__}: {error} (its type cannot be pickled)")
 
 
-class ForeignStep(WindowedStep):
+class ForeignStep(SlottedStep):
     """1→1 sync ops on an executor whose workers share no memory with us."""
 
     def __init__(
@@ -105,6 +106,7 @@ class ForeignStep(WindowedStep):
             host,
             source,
             out,
+            concurrency=concurrency,
             ordered=ordered,
             pace=Pace(WINDOW_FACTOR * concurrency, WINDOW_FACTOR * concurrency),
             judges=judges,
@@ -112,20 +114,24 @@ class ForeignStep(WindowedStep):
         )
         self.calls = tuple(calls)
         self.executor = executor
-        self.concurrency = concurrency
         self.inbox: deque[Item] = deque()
         self.futures: dict[Future[Outcome], Item] = {}
         self.timeout = timeout
         self.timers: dict[Future[Outcome], TimerHandle] = {}
         self.lost: dict[Future[Outcome], Item] = {}
         self.arguments: dict[Item, Any] = {}  # of items whose calls may be made again
-        self.backoff: Backoff | None = None
         if judges[0].retries is not None:  # such a stage has one op
             self.backoff = Backoff(host.loop, self.count_retry, self.pump)
 
     @property
     def quiet(self) -> bool:
         return not self.futures
+
+    def slots_taken(self) -> int:
+        return len(self.futures)
+
+    def use_slots(self) -> None:
+        self.pump()
 
     def begin(self, items: list[Item]) -> None:
         self.inbox.extend(items)

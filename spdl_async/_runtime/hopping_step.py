@@ -13,7 +13,8 @@ from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop, Line
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.retrying import Backoff
-from spdl_async._runtime.step import Host, WindowedStep, guarded
+from spdl_async._runtime.slotted_step import SlottedStep
+from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import Item
 
 COMPANY_SECONDS = 0.001  # a finished item waits at most this long for others to be announced with
@@ -21,12 +22,12 @@ SAMPLE = 16
 BURST = 8
 
 
-class HoppingStep(WindowedStep):
+class HoppingStep(SlottedStep):
     """A step whose calls run in hops: slots, dispatch, wake-ups, and the size of a share.
 
     Attributes:
         inbox: accepted items (or flows) that no thread has taken yet.
-        idle: hops without a job; ``concurrency`` less these is the number of slots taken.
+        idle: hops without a job; the others are the slots taken.
         ended: hops that gave their slot back and that the loop has not seen yet.
         share: how many finished items are announced together.
     """
@@ -45,11 +46,17 @@ class HoppingStep(WindowedStep):
         meters: list[Meter],
     ) -> None:
         super().__init__(
-            host, source, out, ordered=ordered, pace=pace, judges=judges, meters=meters
+            host,
+            source,
+            out,
+            concurrency=concurrency,
+            ordered=ordered,
+            pace=pace,
+            judges=judges,
+            meters=meters,
         )
         self.line = Line(host.pool, executor)
         self.inbox: deque[Any] = deque()
-        self.concurrency = concurrency
         self.hops: list[BaseHop] = []
         self.idle: list[BaseHop] = []
         self.ended: deque[BaseHop] = deque()
@@ -68,7 +75,6 @@ class HoppingStep(WindowedStep):
         self.refusal: BaseException | None = None
         self.halt_seen = False
         self.timer: TimerHandle | None = None
-        self.backoff: Backoff | None = None
         if any(judge.retries is not None for judge in judges):
             self.backoff = Backoff(host.loop, self.count_retry, self.start_due)
 
@@ -84,6 +90,14 @@ class HoppingStep(WindowedStep):
     @property
     def quiet(self) -> bool:
         return not self.active
+
+    def slots_taken(self) -> int:
+        return self.active
+
+    def use_slots(self) -> None:
+        if not self.halted:
+            self.dispatch()
+            self.arm()
 
     def wake(self) -> None:
         """Have the loop look at what threads have finished; from any thread, coalesced."""
@@ -177,6 +191,8 @@ class HoppingStep(WindowedStep):
             if self.quiet:
                 self.disarm()  # nobody is at work whose results it could find
                 self.host.became_quiet()
+        if self.successor is not None:
+            self.hand_over()
 
     def collect_hop(self, hop: BaseHop) -> None:
         """Add an ended hop's numbers to the meters."""

@@ -47,3 +47,6 @@ class Host(Protocol):
 
     def saw_drop(self) -> None:
         """Hear that an op returned DROP."""
+
+    def source_ended(self) -> None:
+        """Hear that a source was read to its end and is closed."""

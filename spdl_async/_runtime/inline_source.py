@@ -64,7 +64,7 @@ def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
 def open_source(run: InlinePass, plan: SourcePlan, judge: Judge) -> Iterator[Any]:
     """Open the source."""
     try:
-        source = plan.open()
+        source = plan.open_for(run.epoch)
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
         if isinstance(source, AsyncIterable):

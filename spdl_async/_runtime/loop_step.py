@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import Future
+from asyncio import Future, Task
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +13,8 @@ from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.step import Host, WindowedStep, guarded
+from spdl_async._runtime.slotted_step import SlottedStep
+from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
@@ -22,7 +23,7 @@ SAMPLE = 16
 FAST_SECONDS = 0.0002
 
 
-class LoopStep(WindowedStep):
+class LoopStep(SlottedStep):
     """One 1→1 coroutine function, run by ``concurrency`` workers."""
 
     def __init__(
@@ -42,19 +43,20 @@ class LoopStep(WindowedStep):
             host,
             source,
             out,
+            concurrency=concurrency,
             ordered=ordered,
             pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
             judges=[judge],
             meters=[meter],
         )
         self.call = call
-        self.concurrency = concurrency
         self.inbox: deque[Item] = deque()
         self.sleepers: deque[Future[None]] = deque()
         self.seen_calls = 0
         self.seen_busy = 0.0
         self.workers = 0
         self.starting = False
+        self.left = 0
 
     def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
         self.call = call
@@ -80,16 +82,31 @@ class LoopStep(WindowedStep):
                 wanted -= 1
         while wanted > 0 and self.workers < self.concurrency:
             self.workers += 1
-            wanted -= 1
             self.starting = True
-            self.launch(self.serve(), f"worker {self.workers - 1}")
+            task = self.launch(self.serve(), f"worker {self.workers - 1}")
             self.starting = False
+            task.add_done_callback(self.worker_left)
+            wanted -= 1
 
     @guarded
     def rouse_more(self) -> None:
         """Go on where an eager worker wanted others to be roused."""
         if self.inbox and not self.halted:
             self.rouse(len(self.inbox))
+
+    def slots_taken(self) -> int:
+        return self.workers - self.left
+
+    def use_slots(self) -> None:
+        if not self.halted:
+            self.rouse(len(self.inbox))
+
+    def worker_left(self, task: Task[None]) -> None:
+        """Count a worker that has ended, as they do after the last item."""
+        del task  # the engine looks at how it ended
+        self.left += 1
+        if self.successor is not None:
+            self.hand_over()
 
     def finish_input(self) -> None:
         for sleeper in self.sleepers:
@@ -110,6 +127,8 @@ class LoopStep(WindowedStep):
                 continue
             if len(inbox) > 1:
                 self.rouse(len(inbox) - 1)
+            elif self.successor is not None:  # as soon as this item, perhaps the last, has begun
+                self.host.loop.call_soon(self.hand_over)
             await self.work_through(inbox)
 
     async def work_through(self, inbox: deque[Item]) -> None:

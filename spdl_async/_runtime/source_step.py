@@ -70,6 +70,7 @@ class SourceStep(Step):
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
         self.left = 0
+        self.exhausted = False
         self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
         self.signal = Signal(host.loop)
@@ -91,6 +92,11 @@ class SourceStep(Step):
     def quiet(self) -> bool:
         return not self.puller.alive
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing reads the source any more."""
+        return self.quiet and all(task.done() for task in self.tasks)
+
     def stop(self) -> None:
         super().stop()
         self.puller.stop()
@@ -107,7 +113,15 @@ class SourceStep(Step):
                 error = await self.read_async(self.puller.for_loop)
         else:
             error = await self.read_async(None)
-        self.out.close(error or self.judge.at_end())
+        self.end_data(error)
+
+    def end_data(self, error: BaseException | None) -> None:
+        """End the data; tell the engine where the source was read to its very end."""
+        error = error or self.judge.at_end()
+        self.out.close(error)
+        if error is None and not self.halted:  # a stop makes the thread end early too
+            self.exhausted = True
+            self.host.source_ended()
 
     def accept(self, items: list[Item]) -> tuple[list[Item], BaseException | None]:
         """Settle failures among what was read; return the good items and what ends the run."""
@@ -205,7 +219,7 @@ class SourceStep(Step):
             self.hand_on(kept)
         if count < room:
             self.out.on_demand = None
-            self.out.close(self.judge.at_end())
+            self.end_data(None)
         elif not kept:
             self.host.loop.call_soon(self.fill)  # nobody asks again for what was dropped
 

@@ -105,6 +105,12 @@ class Step:
                 self.overdue.discard(task)
                 task.cancel()
 
+    def take_over(self, before: Step) -> None:
+        """Share the slots of the same step of the pass before, which goes first."""
+
+    def hand_over(self) -> None:
+        """Let the next pass have the slots that this one does not need any more."""
+
     def give_up(self) -> None:
         """Hand to the pool what still has to be closed; the loop will not come back to it."""
 
@@ -258,6 +264,7 @@ class WindowedStep(Step):
             self.begin(items)
         self.input_ended = True
         self.finish_input()
+        self.hand_over()
         self.advance()
 
     def advance_soon(self) -> None:

@@ -109,7 +109,9 @@ def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
     step = SourceStep(
         engine,
         out,
-        source.open,
+        source.open
+        if source.set_epoch is None
+        else functools.partial(source.open_for, engine.epoch),
         on_loop=source.on_loop,
         builtin=source.source if source.builtin else None,
         judge=engine.judges.of(source.op),

@@ -1,0 +1,87 @@
+"""Slots: how many calls of a stage run at once, also where two epochs of ``epochs()`` meet.
+
+A pass that begins while the one before it is still at work shares each stage's slots with that: it
+gets those that the older pass will not need any more, because it has started its last call there.
+So ``concurrency`` bounds the calls of both together, an op of one call at a time never runs twice,
+and the older pass, which the consumer waits for, goes first. It waits for nothing of the younger
+one, so there is no way for them to hold each other up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.retrying import Backoff
+from spdl_async._runtime.step import Host, Step, WindowedStep
+
+
+class SlottedStep(WindowedStep):
+    """A step whose calls take slots.
+
+    Attributes:
+        full: the stage's concurrency.
+        concurrency: slots that it may take now: fewer while the pass before it uses some.
+        inbox: accepted items whose calls have not been started.
+        successor: the same step of the next pass, while that has not got all slots.
+    """
+
+    inbox: deque[Any]
+
+    def __init__(
+        self,
+        host: Host,
+        source: Channel,
+        out: Outlet,
+        *,
+        concurrency: int,
+        ordered: bool,
+        pace: Pace,
+        judges: list[Judge],
+        meters: list[Meter],
+    ) -> None:
+        super().__init__(
+            host, source, out, ordered=ordered, pace=pace, judges=judges, meters=meters
+        )
+        self.full = concurrency
+        self.concurrency = concurrency
+        self.successor: SlottedStep | None = None
+        self.backoff: Backoff | None = None
+
+    def slots_taken(self) -> int:
+        """Return how many slots are in use."""
+        raise NotImplementedError
+
+    def use_slots(self) -> None:
+        """Start calls: there are more slots than before."""
+        raise NotImplementedError
+
+    @property
+    def may_start(self) -> bool:
+        """Whether calls may still have to be started."""
+        inp = self.inp
+        # Where calls are made again, any item that has not left may need another one.
+        again = self.backoff is not None and self.accepted
+        return not self.halted and bool(self.inbox or len(inp) or not inp.closed or again)
+
+    def take_over(self, before: Step) -> None:
+        if isinstance(before, SlottedStep):
+            self.concurrency = 0
+            before.successor = self
+            before.hand_over()
+
+    def hand_over(self) -> None:
+        after = self.successor
+        if after is None or self.may_start:
+            return
+        taken = self.slots_taken()
+        if not taken:
+            self.successor = None
+        spare = after.full - taken
+        if spare > after.concurrency:
+            after.concurrency = spare
+            after.use_slots()

@@ -316,7 +316,9 @@ class PipelineBuilder(Generic[T_co]):
         called is looked up in.
 
         Args:
-            op: takes the item; may return or yield ``DROP`` to drop it.
+            op: takes the item; may return or yield ``DROP`` to drop it. For a type checker its
+                annotation decides: ``Generator`` and ``AsyncGenerator`` make many items of one, an
+                ``Iterator`` is one item, as data is.
             concurrency: how many calls run at once at most. For I/O tens to hundreds; for work on
                 the CPU that releases the GIL about the number of cores.
             output_order: ``"input"``, the order of the items; or ``"completion"``, as they finish.
@@ -653,7 +655,7 @@ class PipelineBuilder(Generic[T_co]):
             executor: run all sync stages on this executor instead; never shut down by us.
             on_error: policy of the stages that have none of their own; default ``"raise"``.
             max_failures: their budget together; implies ``"skip"``.
-            seed: root of all randomness that is not seeded explicitly; ``None`` draws one.
+            seed: root of all randomness of ``shuffle`` and of ``Merge``'s draws; ``None`` draws one.
             name: the pipeline's name in tables, messages and thread names.
 
         Raises:

@@ -33,8 +33,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """For each width in bytes a dtype that numpy has too."""
 
 _SAME_STRUCTURE = "every sample needs the same structure"
-_SAME_SHAPE = (
-    "bring them to one shape before they are collated: resize them, as with "
+_SAME_SHAPE = "bring them to one shape before they are collated: pad them, or cut them"
+_SAME_SIZE = (
+    "bring them to one size before they are collated: resize them, as with "
     "decode_image(data, size=(224, 224)), or pad them"
 )
 _SAME_LENGTH = "pad them to one length before they are collated"
@@ -112,7 +113,7 @@ def _stack_arrays(values: Sequence[Any], field: str) -> torch.Tensor:
     dtype = first.dtype.newbyteorder("=")
     for index, value in enumerate(values):
         if value.shape != shape:
-            _refuse(field, index, _shape(first), _shape(value), _SAME_SHAPE)
+            _refuse(field, index, _shape(first), _shape(value), _to_one_shape(first))
         if value.dtype != dtype and value.dtype.newbyteorder("=") != dtype:
             _refuse(field, index, f"dtype {dtype}", f"dtype {value.dtype}", _SAME_DTYPE)
         if isinstance(value, np.ma.MaskedArray):
@@ -138,7 +139,7 @@ def _stack_tensors(values: Sequence[Any], field: str) -> torch.Tensor:
     first = values[0]
     for index, value in enumerate(values):
         if value.shape != first.shape:
-            _refuse(field, index, _shape(first), _shape(value), _SAME_SHAPE)
+            _refuse(field, index, _shape(first), _shape(value), _to_one_shape(first))
         if value.dtype is not first.dtype:
             _refuse(field, index, f"dtype {first.dtype}", f"dtype {value.dtype}", _SAME_DTYPE)
         if value.device != first.device:
@@ -261,6 +262,12 @@ def _refuse(field: str, index: int, first: str, other: str, advice: str) -> NoRe
         f"samples 0 and {index} do not fit into one batch: {field} is {first} in sample 0 and "
         f"{other} in sample {index}; {advice}"
     )
+
+
+def _to_one_shape(value: Any) -> str:
+    """Return the advice for arrays of different shapes; what looks like a picture can be resized."""
+    is_picture = value.ndim == 3 and str(value.dtype) in ("uint8", "torch.uint8")
+    return _SAME_SIZE if is_picture else _SAME_SHAPE
 
 
 def _shape(value: Any) -> str:

@@ -33,6 +33,7 @@ import traceback
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
+from dataclasses import replace
 from time import perf_counter as clock
 from types import FrameType
 from typing import Any
@@ -40,14 +41,14 @@ from typing import Any
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
 from spdl_async._runtime.channel import Signal
-from spdl_async._runtime.failures import FailureLog, Judges, note_once
+from spdl_async._runtime.failures import FailureLog, Judges, note_once, warn_of_nothing
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger, where_is
 from spdl_async._runtime.wire import lay_chain
-from spdl_async.statistics import FailureRecord, RunStatistics
+from spdl_async.statistics import FailureRecord, RunStatistics, StageStatistics
 
 logger = logging.getLogger("spdl_async")
 
@@ -116,7 +117,10 @@ class Engine:
     def at_data_end(self) -> BaseException | None:
         """Return what is wrong with the pass as a whole; its data have ended."""
         self.changed.set()
-        return self.judges.at_end()
+        error = self.judges.at_end()
+        if error is None and not self.stopping:
+            warn_of_nothing(self.plan.name, self.epoch, self.stage_statistics())
+        return error
 
     async def until_tasks_end(self) -> bool:
         """Wait for the end of data and tasks; return whether the loop is being torn down."""
@@ -263,21 +267,35 @@ class Engine:
         """The failures so far, at most the first thousand."""
         return tuple(self.log.records)
 
+    def stage_statistics(self) -> tuple[StageStatistics, ...]:
+        """Return a snapshot of each stage."""
+        return tuple(shot for step in self.steps for shot in step.statistics())
+
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
+        handover, ledger = self.handover, self.ledger
         if self.finished is not None:  # the engine's loop does not do it any more
-            self.handover.settle(self.ledger)
+            handover.settle(ledger)
+        stages = self.stage_statistics()
+        in_flight = ledger.opened - ledger.closed
+        ended = bool(handover.end_seen) and handover.error is None
+        if ended and self.finished is None:
+            # The loop may not have come round yet to the results that were taken last. Only it may
+            # write the counts; but after the end of the data, none of which is left, they are known.
+            in_flight = 0
+            stages = tuple(replace(stage, queue=0) for stage in stages)
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,
             elapsed=self.end_time() - self.started,
-            stages=tuple(shot for step in self.steps for shot in step.statistics()),
-            delivered=self.handover.delivered,
-            consumer_waiting=self.handover.waiting,
-            in_flight=self.ledger.opened - self.ledger.closed,
-            peak_in_flight=self.ledger.peak,
+            stages=stages,
+            delivered=handover.delivered,
+            consumer_waiting=handover.waiting,
+            in_flight=in_flight,
+            peak_in_flight=ledger.peak,
             failures=self.log.total,
             threads=self.plan.num_threads,
+            ended=ended,
         )
 
     def end_time(self) -> float:

@@ -7,8 +7,10 @@ items leave a stage. With input order that is the order of the items, so budgets
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +18,9 @@ from spdl_async._plan.steps import OpPlan
 from spdl_async._runtime.ticket import Item, OpFailure, describe_source, where_is
 from spdl_async.errors import TooManyFailures
 from spdl_async.spec.policy import FailurePolicy
-from spdl_async.statistics import FailureRecord
+from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
+
+logger = logging.getLogger("spdl_async")
 
 MAX_RECORDS = 1_000
 MAX_KINDS = 10
@@ -174,9 +178,13 @@ class Judge:
     def at_end(self) -> BaseException | None:
         """Return what is wrong with the stage as a whole, after its last item."""
         if self.first is not None and self.failed == self.settled:
+            all_calls = (
+                "its only call failed"
+                if self.settled == 1
+                else f"every one of its {self.settled} calls failed; the first one"
+            )
             error = TooManyFailures(
-                f"stage {self.name!r}: every one of its {self.settled} calls failed; the first "
-                f"one: {_message(self.first.exception)}\n{self.log.kinds()}",
+                f"stage {self.name!r}: {all_calls}: {_message(self.first.exception)}\n{self.log.kinds()}",
                 [r for r in self.log.records if r.stage == self.name],
             )
             error.__cause__ = self.first.exception
@@ -208,6 +216,15 @@ class Judges:
             if budget.spent(at_end=True):
                 return budget.error(self.log)
         return None
+
+
+def warn_of_nothing(name: str, epoch: int, stages: Sequence[StageStatistics]) -> None:
+    """Log it once where a pass ends normally, has read items and made no result of them.
+
+    An empty source is nothing to warn of: it may well be empty.
+    """
+    if not stages[-1].items_out and (text := why_nothing(stages)) != NO_ITEMS:
+        logger.warning("pipeline %r, epoch %d: %s", name, epoch, text)
 
 
 def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool = False) -> None:

@@ -29,9 +29,9 @@ from spdl_async._plan.steps import (
 )
 from spdl_async._runtime import flow
 from spdl_async._runtime.batch_step import batch_of, not_a_list
-from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
-from spdl_async._runtime.inline_loop import InlineLoop, close
+from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn_of_nothing
 from spdl_async._runtime.inline_branches import PAUSE, InlineRoute, merged, outputs_of
+from spdl_async._runtime.inline_loop import InlineLoop, close
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.ticket import Item, OpFailure
@@ -106,6 +106,7 @@ class InlinePass:
                 self.error = self.judges.at_end()
                 if self.error is not None:
                     raise self.error from None
+                warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
             self.over = True
@@ -149,6 +150,7 @@ class InlinePass:
             peak_in_flight=1,
             failures=self.log.total,
             threads=0,
+            ended=self.over and self.error is None,
         )
 
     # Calls

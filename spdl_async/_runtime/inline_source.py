@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import Iterator
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
+from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import SourcePlan
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.puller import iterate
@@ -66,7 +67,7 @@ def open_source(run: InlinePass, plan: SourcePlan, judge: Judge) -> Iterator[Any
         source = plan.open()
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
-        if isinstance(source, AsyncIterable):
+        if is_async_iterable(source):
             return run.loop.drive(source)
         return iterate(source)
     except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it

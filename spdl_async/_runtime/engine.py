@@ -279,11 +279,12 @@ class Engine:
         stages = self.stage_statistics()
         in_flight = ledger.opened - ledger.closed
         ended = bool(handover.end_seen) and handover.error is None
-        if ended and self.finished is None:
-            # The loop may not have come round yet to the results that were taken last. Only it may
-            # write the counts; but after the end of the data, none of which is left, they are known.
-            in_flight = 0
+        if ended:
+            # Results that were taken last may not be accounted for yet, which only the loop may do
+            # while it runs; but the end of the data was seen, so what is left is known: nothing.
             stages = tuple(replace(stage, queue=0) for stage in stages)
+            if self.finished is None:
+                in_flight = 0
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,

@@ -215,7 +215,7 @@ def train_epoch(
             what = (
                 "the only picture could not be read"
                 if decode.failed == 1
-                else f"none of the {decode.failed:,} pictures could be read; the first one"
+                else f"none of the {decode.failed:,} pictures could be read; one of them"
             )
             reason = run.failures[0].message.splitlines()[0]
             raise DemoError(f"{what}: {reason}") from error

@@ -44,7 +44,7 @@ def classify_op(op: Any, where: str) -> tuple[OpKind, Callable[..., Any]]:
 def _made_by_a_call(op: Any) -> str | None:
     """Say what calling an async or generator function made, where it was given for the function."""
     if inspect.iscoroutine(op):
-        op.close()  # else Python warns, later and elsewhere, that it was never awaited
+        _refuse_coroutine(op)
         return f"a coroutine object, what calling {op.__name__}(…) returns"
     if inspect.isawaitable(op):
         return f"an awaitable of type {type(op).__name__}"
@@ -52,6 +52,12 @@ def _made_by_a_call(op: Any) -> str | None:
         kind = "a generator" if inspect.isgenerator(op) else "an async generator"
         return f"{kind} object, what calling {op.__name__}(…) returns"
     return None
+
+
+def _refuse_coroutine(given: Any) -> None:
+    """Close a coroutine that was never begun, else Python warns, later and elsewhere, of just that."""
+    if inspect.iscoroutine(given) and inspect.getcoroutinestate(given) == inspect.CORO_CREATED:
+        given.close()
 
 
 def _kind_of_callable(op: Any) -> OpKind:
@@ -124,8 +130,7 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return _same(source), False
     if inspect.isawaitable(source):
-        if inspect.iscoroutine(source):
-            source.close()  # else Python warns, later and elsewhere, that it was never awaited
+        _refuse_coroutine(source)
         raise BuildError(
             "add_source: the source is a coroutine or another awaitable, which has one pass at most; "
             "pass the async function itself, without calling it"

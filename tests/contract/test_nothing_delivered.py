@@ -11,7 +11,7 @@ import pytest
 from faces import FACES, Face, drive
 from kinds import kind_id
 
-from spdl_async import DROP, PipelineBuilder, StageStatistics
+from spdl_async import DROP, PipelineBuilder, PipelineRun, SyncPipelineRun
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.ticket import Ledger
 from spdl_async.statistics import RunStatistics
@@ -21,8 +21,7 @@ each_face = pytest.mark.parametrize("face", FACES, ids=kind_id)
 
 
 def none_of(item: int) -> Iterator[int]:
-    return
-    yield item
+    yield from ()
 
 
 class Swallow:
@@ -131,51 +130,47 @@ def test_a_pass_that_fails_or_is_left_has_not_ended(
     assert not caplog.records
 
 
-def at_its_end(builder: PipelineBuilder[Any], face: Face) -> RunStatistics:
-    """Return the statistics as the consumer sees them between its last result and leaving the block."""
+Runs = list[PipelineRun[Any] | SyncPipelineRun[Any]]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """The runs that were started, for callbacks that are not given theirs."""
+    started: Runs = []
+
+    def watch(kind: Any) -> None:
+        start = kind._start
+
+        def note_and_start(self: Any) -> Any:
+            started.append(self)
+            return start(self)
+
+        monkeypatch.setattr(kind, "_start", note_and_start)
+
+    watch(PipelineRun)
+    watch(SyncPipelineRun)
+    return started
+
+
+def at_its_end(builder: PipelineBuilder[Any], face: Face, runs: Runs) -> RunStatistics:
+    """Return the statistics as a consumer sees them that has seen the end, still in the run's block."""
     seen: list[RunStatistics] = []
-    drive(builder, face, on_end=lambda: seen.append(outcome_statistics()))
+    drive(builder, face, on_end=lambda: seen.append(runs[-1].statistics()))
     return seen[0]
 
 
-def outcome_statistics() -> RunStatistics:
-    return LAST[0].statistics()
-
-
-LAST: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def last_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep hold of the run that was started last, for callbacks that are not given it."""
-    from spdl_async import PipelineRun, SyncPipelineRun
-
-    for kind in (PipelineRun, SyncPipelineRun):
-        start = kind._start
-
-        def keep(self: Any, start: Any = start) -> Any:
-            LAST[:] = [self]
-            return start(self)
-
-        monkeypatch.setattr(kind, "_start", keep)
-
-
-def left_over(stages: Iterable[StageStatistics]) -> list[int]:
-    return [stage.queue for stage in stages]
-
-
 @each_face
-def test_nothing_is_in_flight_once_the_end_was_seen(face: Face) -> None:
+def test_nothing_is_in_flight_once_the_end_was_seen(face: Face, runs: Runs) -> None:
     for _ in range(10):
-        statistics = at_its_end(of(98).aggregate(16).pipe(len), face)
+        statistics = at_its_end(of(98).aggregate(16).pipe(len), face, runs)
         assert statistics.ended
         assert (statistics.delivered, statistics.in_flight) == (7, 0)
-        assert left_over(statistics.stages) == [0, 0, 0]
+        assert [stage.queue for stage in statistics.stages] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("face", [Face.OWN, Face.SYNC], ids=kind_id)
 def test_nothing_is_in_flight_before_the_loop_has_come_round(
-    face: Face, monkeypatch: pytest.MonkeyPatch
+    face: Face, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the loop, which alone may account for results before its end, had not yet done so."""
     settle = Handover.settle
@@ -185,4 +180,4 @@ def test_nothing_is_in_flight_before_the_loop_has_come_round(
             settle(self, ledger)
 
     monkeypatch.setattr(Handover, "settle", settle_elsewhere)
-    assert at_its_end(of(3), face).in_flight == 0
+    assert at_its_end(of(3), face, runs).in_flight == 0

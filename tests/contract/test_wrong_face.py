@@ -71,7 +71,7 @@ def test_an_ordinary_run_is_still_an_ordinary_source(inline: bool) -> None:
 
     for factory in (opened, opened_async):
         with pipeline().run_sync() as stack:
-            built: Any = PipelineBuilder().add_source(factory)  # type: ignore[arg-type]  # a union
+            built: Any = PipelineBuilder().add_source(factory)
             with built.build().run_sync(inline=inline) as run:
                 assert list(run) == [1, 2]
 

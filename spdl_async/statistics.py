@@ -244,7 +244,9 @@ def _loss(stages: Sequence[StageStatistics]) -> str:
             why = " (the last batch was not full)" if stage.kind == "batch" else ""
             parts.append(f"stage {stage.name!r} {' and '.join(losses)}{why}")
     if not parts:  # a 1→n op or an aggregator that made nothing of what it got
-        barren = next((s for s in stages if s.items_in and not s.items_out), stages[-1])
+        barren = next((s for s in stages if s.items_in and not s.items_out), None)
+        if barren is None:  # as behind a Merge that ends with the first of its branches
+            return "they were left behind when the data ended"
         return f"stage {barren.name!r} made nothing of the {barren.items_in:,} that it got"
     return "; ".join(parts)
 

@@ -277,6 +277,7 @@ class Sink:
         "_handover",
         "_ledger",
         "_loop",
+        "_results",
         "on_demand",
         "on_taken",
         "quorum",
@@ -287,12 +288,13 @@ class Sink:
         loop: AbstractEventLoop,
         handover: Handover,
         ledger: Ledger,
-        at_end: Callable[[], BaseException | None],
+        at_end: Callable[[int], BaseException | None],
     ) -> None:
         self._handover = handover
         self._ledger = ledger
         self._at_end = at_end
         self._beyond = 0
+        self._results = 0
         self.quorum = 1
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
@@ -312,6 +314,7 @@ class Sink:
 
     def push(self, items: list[Item]) -> None:
         self._handover.put(items)
+        self._results += len(items)
         self._account(len(items))
 
     def _account(self, added: int) -> None:
@@ -322,7 +325,7 @@ class Sink:
             self.on_taken(passed)
 
     def close(self, failure: BaseException | None = None) -> None:
-        self._handover.finish(failure or self._at_end())
+        self._handover.finish(failure or self._at_end(self._results))
 
 
 def _nobody(count: int) -> None:

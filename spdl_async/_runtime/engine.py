@@ -114,11 +114,11 @@ class Engine:
         if torn_down:
             raise asyncio.CancelledError
 
-    def at_data_end(self) -> BaseException | None:
-        """Return what is wrong with the pass as a whole; its data have ended."""
+    def at_data_end(self, results: int) -> BaseException | None:
+        """Return what is wrong with the pass as a whole; its data have ended, after ``results``."""
         self.changed.set()
         error = self.judges.at_end()
-        if error is None and not self.stopping:
+        if error is None and not results and not self.stopping:
             warn_of_nothing(self.plan.name, self.epoch, self.stage_statistics())
         return error
 

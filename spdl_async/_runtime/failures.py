@@ -219,11 +219,11 @@ class Judges:
 
 
 def warn_of_nothing(name: str, epoch: int, stages: Sequence[StageStatistics]) -> None:
-    """Log it once where a pass ends normally, has read items and made no result of them.
+    """Log what became of the items of a pass that has ended normally without a result.
 
     An empty source is nothing to warn of: it may well be empty.
     """
-    if not stages[-1].items_out and (text := why_nothing(stages)) != NO_ITEMS:
+    if (text := why_nothing(stages)) != NO_ITEMS:
         logger.warning("pipeline %r, epoch %d: %s", name, epoch, text)
 
 

@@ -106,7 +106,8 @@ class InlinePass:
                 self.error = self.judges.at_end()
                 if self.error is not None:
                     raise self.error from None
-                warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
+                if not self.delivered:
+                    warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
             self.over = True
@@ -138,11 +139,10 @@ class InlinePass:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot."""
-        end = clock() if self.finished is None else self.finished
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,
-            elapsed=end - self.started,
+            elapsed=(self.finished or clock()) - self.started,
             stages=tuple(meter.snapshot() for meter in self.meters),
             delivered=self.delivered,
             consumer_waiting=self.working,

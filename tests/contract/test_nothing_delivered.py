@@ -11,7 +11,7 @@ import pytest
 from faces import FACES, Face, drive
 from kinds import kind_id
 
-from spdl_async import DROP, PipelineBuilder, PipelineRun, SyncPipelineRun
+from spdl_async import DROP, Merge, PipelineBuilder, PipelineRun, SyncPipelineRun
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.ticket import Ledger
 from spdl_async.statistics import RunStatistics
@@ -38,6 +38,10 @@ def fail_on_even(item: int) -> int:
     if item % 2:
         return item
     raise ValueError(item)
+
+
+def gone(branch: PipelineBuilder[int]) -> PipelineBuilder[int]:
+    return branch.pipe(lambda n: DROP, name="drop")
 
 
 def of(count: int) -> PipelineBuilder[int]:
@@ -78,6 +82,14 @@ REASONS: dict[str, tuple[PipelineBuilder[Any], str]] = {
         of(3).aggregate(Swallow, name="swallow"),
         "3 items were read, none was delivered: stage 'swallow' made nothing of the 3 that it got.",
     ),
+    "a branch that drops": (
+        of(4).route(lambda n: n % 2, lambda b: b.filter(lambda n: n > 9, name="few"), gone),
+        "4 items were read, none was delivered: stage 'few' dropped 2; stage 'drop' dropped 2.",
+    ),
+    "behind a merge": (
+        PipelineBuilder().add_source(Merge(of(2), of(1))).filter(lambda n: n > 9, name="few"),
+        "3 items were read, none was delivered: stage 'few' dropped 3.",
+    ),
     "a source of DROP": (
         PipelineBuilder().add_source(lambda: iter([DROP, DROP])),
         "2 items were read, none was delivered: stage 'source' dropped 2.",
@@ -114,6 +126,17 @@ def test_one_result_is_enough(face: Face, caplog: pytest.LogCaptureFixture) -> N
     outcome = drive(of(50).filter(lambda n: n == 49), face)
     assert outcome.result() == [49]
     assert outcome.statistics.ended
+    assert not caplog.records
+
+
+@each_face
+def test_a_branch_without_results_is_no_pass_without(
+    face: Face, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever branch stands last in the table."""
+    for branches in ((gone, lambda b: b), (lambda b: b, gone)):
+        outcome = drive(of(4).route(lambda n: n % 2, *branches), face)
+        assert len(outcome.result()) == 2
     assert not caplog.records
 
 

@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch and the other dependencies into $(VENV): a large download, once; minutes."
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
@@ -24,6 +25,7 @@ test: $(STAMP)
 NEWER ?= python3.13
 test-without-torch:
 	test -x .venv-newer/bin/python || $(NEWER) -m venv .venv-newer
+	@echo "Installing the dependencies without PyTorch into .venv-newer, once."
 	.venv-newer/bin/python -m pip install --quiet --upgrade "pip>=24"
 	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout pytest-xdist mypy hypothesis
 	.venv-newer/bin/python -m pip install --quiet --no-deps --editable .

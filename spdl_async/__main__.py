@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        arguments = _parser().parse_args(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:  # the help to see is that of the command, not the whole program's
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
     except SystemExit as leaving:  # argparse: 0 after --help and --version, 2 after an error
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="spdl-async", description="Asyncio-native, thread-based data loading for ML."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
-    parser.set_defaults(command=lambda _: _no_command(parser))
+    parser.set_defaults(command=lambda _: _no_command(parser), parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     doctor = commands.add_parser(
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         help="show what matters for speed here, and what to change",
         description="Show what matters for speed here, and what to change.",
     )
-    doctor.set_defaults(command=_doctor)
+    doctor.set_defaults(command=_doctor, parser=doctor)
     return parser
 
 
@@ -80,7 +82,7 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
         "folder",
         metavar="FOLDER",
         nargs="?",
-        type=Path,
+        type=_folder,
         help="your pictures, sub-folders being classes; without it, 512 photos are made once",
     )
     demo.add_argument(
@@ -98,7 +100,14 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     demo.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 … (default: auto, CUDA where it is)"
     )
-    demo.set_defaults(command=_demo)
+    demo.set_defaults(command=_demo, parser=demo)
+
+
+def _folder(text: str) -> Path:
+    """Read a folder's name: an empty one is rather an unset variable than the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; for the current folder write .")
+    return Path(text)
 
 
 def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -106,11 +115,12 @@ def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        of = "of " if most is None else ""
         try:
             number = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number {bounds}, not {text!r}"
+                f"must be a whole number {of}{bounds}, not {text!r}"
             ) from None
         if number < least or (most is not None and number > most):
             raise argparse.ArgumentTypeError(f"must be {bounds}, not {number}")

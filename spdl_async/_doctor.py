@@ -81,8 +81,7 @@ def examine() -> Iterator[Finding]:
     yield gil_finding()
     yield debug_finding(os.environ)
     yield uvloop_finding(installed_version("uvloop"), windows=sys.platform == "win32")
-    yield required_finding("numpy", installed_version("numpy"))
-    yield required_finding("aiofiles", installed_version("aiofiles"))
+    yield numpy_finding(installed_version("numpy"))
     yield from torch_findings(cores)
     yield from decoder_findings(installed_version)
     yield cores_finding(os.cpu_count() or 1, _limits.affinity_cores(), _limits.cgroup_cpu_limit())
@@ -141,13 +140,12 @@ def uvloop_finding(version: str | None, *, windows: bool) -> Finding:
     return Finding(topic="uvloop", text="not installed", advice=advice)
 
 
-def required_finding(package: str, version: str | None) -> Finding:
-    """Tell whether a package that the library depends on is there."""
+def numpy_finding(version: str | None) -> Finding:
+    """Tell whether numpy is there, without which there are no pictures and no batches."""
     if version is not None:
-        return Finding(topic=package, text=version)
-    fatal = package == "numpy"
-    advice = f"pip install {package}"
-    return Finding(topic=package, text="not installed", advice=advice, fatal=fatal)
+        return Finding(topic="numpy", text=version)
+    advice = "pip install numpy"
+    return Finding(topic="numpy", text="not installed", advice=advice, fatal=True)
 
 
 def torch_findings(cores: int) -> Iterator[Finding]:

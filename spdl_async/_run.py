@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar, cast
 
 from spdl_async._start import BasePass, Order, Started
+from spdl_async._wrong_face import NotOrdinary
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -46,7 +47,7 @@ ENTERED_TWICE = "the run was entered before: a run is one pass; call pipeline.ru
 AFTER_CLOSE = "the run is closed: its results are only to be had inside the `async with` block"
 
 
-class PipelineRun(Generic[T_co]):
+class PipelineRun(NotOrdinary, Generic[T_co]):
     """One pass over a pipeline: an async context manager and an async iterator.
 
     Leaving the ``async with`` block returns when everything that the run has started has ended.

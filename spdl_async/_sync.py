@@ -9,6 +9,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 
 from spdl_async._run import State
 from spdl_async._start import Order, Started, start_inline
+from spdl_async._wrong_face import NotAsync
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -60,7 +61,7 @@ class Pass(Protocol):
         """Return a snapshot."""
 
 
-class SyncPipelineRun(Generic[T_co]):
+class SyncPipelineRun(NotAsync, Generic[T_co]):
     """One pass over a pipeline in ordinary code: a context manager and an iterator.
 
     The stages run on a loop of ours in a thread of its own, so the caller may block as long as it

@@ -335,7 +335,9 @@ class PipelineBuilder(Generic[T_co]):
 
         Args:
             op: takes the item; may return or yield ``DROP`` to drop it. An object that is an async
-                context manager, or has a ``lifespan()`` that makes one, is entered by each run.
+                context manager, or has a ``lifespan()`` that makes one, is entered by each run. For a
+                type checker the annotation decides: ``Generator`` and ``AsyncGenerator`` make many
+                items of one, an ``Iterator`` is one item, as data is.
             concurrency: how many calls run at once at most. For I/O tens to hundreds; for work on
                 the CPU that releases the GIL about the number of cores.
             output_order: ``"input"``, the order of the items; or ``"completion"``, as they finish.
@@ -787,8 +789,9 @@ class PipelineBuilder(Generic[T_co]):
             on_error: policy of the stages that have none of their own, as for :meth:`pipe`; default
                 ``"raise"``.
             max_failures: their budget together; implies ``"skip"``.
-            seed: root of all randomness that is not seeded explicitly; ``None`` draws one, which
-                ``describe()`` shows. A pipeline that is built and then used as a source keeps its own.
+            seed: root of all randomness of ``shuffle`` and of ``Merge``'s draws; ``None`` draws one,
+                which ``describe()`` shows. A pipeline that is built and then used as a source keeps its
+                own.
             name: the pipeline's name in tables, messages and thread names.
 
         Raises:

@@ -38,11 +38,12 @@ class Description:
         mermaid: the chain as a Mermaid flow chart.
         loop: where ``loop="auto"`` runs the stages: ``"caller"`` or ``"own"``.
         bounds: the most elements that each place can hold.
-        source_items_bound: the most source items in flight, ``None`` where it cannot be computed.
+        source_items_bound: the most source items in flight; ``None`` below an
+            aggregator of yours or ``disaggregate``, where it cannot be computed.
         epochs_source_items_bound: the same for :meth:`Pipeline.epochs`, where the next pass begins
             while the current one still has items in flight.
         num_threads: the size of the thread pool.
-        seed: the root of all randomness that is not seeded explicitly.
+        seed: the root of all randomness of ``shuffle`` and of ``Merge``'s draws.
     """
 
     text: str

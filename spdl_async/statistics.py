@@ -12,6 +12,14 @@ from typing import Any, Final, Protocol, Self
 
 NO_NOTES: Final[Mapping[str, object]] = MappingProxyType({})
 
+SHORT_SECONDS = 0.2
+"""Runs below this are mostly their own start: what the table says of them says little."""
+
+NO_ITEMS = "The source had no items."
+
+FULL = 0.8
+"""The share of its calls that a stage has to have running before a higher concurrency can help."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRecord:
@@ -167,6 +175,8 @@ class RunStatistics:
         peak_in_flight: the most of these seen.
         failures: number of failures of user code.
         threads: size of the thread pool.
+        ended: whether the consumer has come to the end of the data; not so where the run failed or
+            was left before.
     """
 
     name: str
@@ -179,6 +189,7 @@ class RunStatistics:
     peak_in_flight: int
     failures: int
     threads: int
+    ended: bool = False
 
     @property
     def consumer_busy(self) -> float:
@@ -200,13 +211,21 @@ class RunStatistics:
 
     def bottleneck(self) -> str:
         """Say in a sentence what limits the rate."""
+        if self.ended and not self.delivered:
+            return why_nothing(self.stages)
         if not self.delivered or self.elapsed <= 0:
-            return "Nothing was delivered yet, so there is no bottleneck to name."
+            return "Nothing was delivered, so there is no bottleneck to name."
+        sentence = self._limit()
+        if self.elapsed < SHORT_SECONDS:
+            sentence += f" (A run of {self.elapsed:.2f} s is too short to say much.)"
+        return sentence
+
+    def _limit(self) -> str:
         if self.consumer_busy >= 0.9:
             wait = self.consumer_waiting / self.delivered * 1e3
             return (
-                f"The consumer is the bottleneck: it waited {wait:.2f} ms a result; the pipeline "
-                f"keeps up with it."
+                f"The consumer (your loop) is the bottleneck: results wait for it; it waits "
+                f"{wait:.2f} ms for one, on average."
             )
         busiest = max(self.stages, key=lambda s: (s.utilization(self.elapsed), s.busy))
         share = busiest.utilization(self.elapsed)
@@ -224,10 +243,12 @@ class RunStatistics:
         if share >= 0.5:
             running = busiest.busy / self.elapsed
             slots = f"{running:.1f} of {busiest.concurrency} calls running"
-            return (
-                f"Stage {busiest.name!r} is the bottleneck: {slots}; a higher concurrency helps "
-                f"where there are idle cores or it waits for I/O."
+            advice = (
+                "a higher concurrency helps where there are idle cores or it waits for I/O."
+                if running >= FULL * busiest.concurrency
+                else "it does not use the concurrency that it has, so more of it would not help."
             )
+            return f"Stage {busiest.name!r} is the bottleneck: {slots}; {advice}"
         if self.consumer_busy >= 0.5:
             return (
                 f"The consumer is the bottleneck: it is busy {self.consumer_busy:.0%} of the time."
@@ -269,6 +290,36 @@ class RunStatistics:
         )
         lines.append(self.bottleneck())
         return "\n".join(lines)
+
+
+def why_nothing(stages: Sequence[StageStatistics]) -> str:
+    """Say why a pass that came to its end has delivered nothing."""
+    sources = [s for s in stages if s.kind == "source"]
+    read = sum(s.items_in + s.dropped + s.failed for s in sources)
+    if not read:
+        return NO_ITEMS
+    items = "1 item was" if read == 1 else f"{read:,} items were"
+    return f"{items} read, none was delivered: {_loss(stages)}."
+
+
+def _loss(stages: Sequence[StageStatistics]) -> str:
+    """Name the stages that items were lost in, the one that lost most first."""
+    parts = []
+    for stage in sorted(stages, key=lambda s: -s.dropped - s.failed):
+        losses = [
+            f"{verb} {count:,}"
+            for verb, count in (("dropped", stage.dropped), ("failed on", stage.failed))
+            if count
+        ]
+        if losses:
+            why = " (the last batch was not full)" if stage.kind == "batch" else ""
+            parts.append(f"stage {stage.name!r} {' and '.join(losses)}{why}")
+    if not parts:  # a 1→n op or an aggregator that made nothing of what it got
+        barren = next((s for s in stages if s.items_in and not s.items_out), None)
+        if barren is None:  # as behind a Merge that ends with the first of its branches
+            return "they were left behind when the data ended"
+        return f"stage {barren.name!r} made nothing of the {barren.items_in:,} that it got"
+    return "; ".join(parts)
 
 
 def _cores() -> int:

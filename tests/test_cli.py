@@ -104,7 +104,9 @@ class TestCommand:
             (["demo", "--size", "0"], "--size: must be from 1 to 2048, not 0"),
             (["demo", "--size", "9999"], "--size: must be from 1 to 2048, not 9999"),
             (["demo", "--batch-size", "0"], "--batch-size: must be at least 1, not 0"),
-            (["demo", "--batch-size", "x"], "a whole number at least 1, not 'x'"),
+            (["demo", "--batch-size", "x"], "a whole number of at least 1, not 'x'"),
+            (["demo", "--size", "x"], "--size: must be a whole number from 1 to 2048, not 'x'"),
+            (["demo", ""], "the name is empty; for the current folder write ."),
             (["demo", "--threads", "0"], "--threads: must be from 1 to 1024, not 0"),
             (["demo", "--epochs", "0"], "--epochs: must be at least 1, not 0"),
             (["demo", "--epochs", "-1"], "--epochs: must be at least 1, not -1"),
@@ -116,6 +118,20 @@ class TestCommand:
         assert (answer.code, answer.out) == (2, "")
         assert answer.err.count("\n") == 1
         assert message in answer.err
+
+    @pytest.mark.parametrize(
+        ("argv", "help_to_see"),
+        [
+            (["demo", "--worker", "3"], "(see spdl-async demo --help)"),
+            (["doctor", "--all"], "(see spdl-async doctor --help)"),
+            (["--all", "demo"], "(see spdl-async demo --help)"),
+            (["dmeo"], "(see spdl-async --help)"),
+        ],
+    )
+    def test_the_help_to_see_is_that_of_the_command(
+        self, cli: Cli, argv: list[str], help_to_see: str
+    ) -> None:
+        assert cli(*argv).err.rstrip().endswith(help_to_see)
 
     def test_nothing_heavy_is_imported_by_the_command_line(self) -> None:
         code = (
@@ -192,8 +208,35 @@ class TestFolder:
         answer = cli("demo", tmp_path, *SMALL)
 
         assert answer.code == 1
-        assert "none of the 2 pictures could be read" in answer.err
-        assert "Traceback" not in answer.err
+        error = answer.err.splitlines()[-1]
+        said = r"spdl-async demo: none of the 2 pictures could be read; one of them: .*[ab]\.(jpg|png): "
+        assert re.match(said, error)
+        assert "stage" not in error
+        assert ".py" not in error
+
+    def test_the_only_picture_unreadable(self, cli: Cli, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(b"not a picture")
+        answer = cli("demo", tmp_path, *SMALL)
+
+        assert answer.code == 1
+        error = answer.err.splitlines()[-1]
+        assert error.startswith("spdl-async demo: the only picture could not be read: ")
+        assert error.count("a.jpg") == 1
+
+    def test_a_folder_of_other_files(self, cli: Cli, tmp_path: Path) -> None:
+        for name in ("a.txt", "b.txt", "c.py", "d", ".hidden"):
+            (tmp_path / name).write_text("x")
+        error = cli("demo", tmp_path, *SMALL).err
+
+        assert "no picture in" in error
+        assert "as .jpg, .png" in error
+        assert "there are 4 other files (.txt, .py, without an ending)" in error
+
+    def test_epochs_are_numbered_alike(self, cli: Cli, photos: Path) -> None:
+        answer = cli("demo", photos, *SMALL, "--epochs", 2)
+
+        assert "epoch 2/2" in answer.err
+        assert "demo, epoch 2: 3 delivered" in answer.out
 
     @pytest.mark.parametrize(
         ("make", "message"),
@@ -221,6 +264,8 @@ class TestFolder:
         assert (answer.code, answer.out) == (2, "")
         assert answer.err.count("\n") == 1
         assert answer.err.startswith(f"spdl-async demo: --device {device}: ")
+        assert "take " in answer.err
+        assert "cpu" in answer.err
 
 
 class TestMissingPackages:

@@ -275,7 +275,7 @@ def test_nothing_to_collate() -> None:
         (
             np.zeros((2, 3), "u1"),
             np.zeros((2, 4), "u1"),
-            r"numpy.ndarray of shape \(2, 3\).*shape \(2, 4\).*resize them.*pad them",
+            r"numpy.ndarray of shape \(2, 3\).*shape \(2, 4\).*to one shape.*pad them",
         ),
         (np.zeros(2, "f4"), np.zeros(2, "f8"), "dtype float32.*dtype float64.*one dtype"),
         (torch.zeros(2), torch.zeros(3), r"torch.Tensor of shape \(2,\).*\(3,\).*pad them"),
@@ -329,3 +329,24 @@ def test_arrays_that_torch_cannot_hold_are_refused(array: Any, message: str) -> 
 def test_integers_that_are_too_large_are_refused() -> None:
     with pytest.raises(CollateError, match="sample holds an integer that int64 cannot"):
         collate([1, 2**63])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda *a: np.zeros(*a), lambda s, d: torch.from_numpy(np.zeros(s, d))]
+)
+@pytest.mark.parametrize(
+    ("shape", "other", "dtype", "is_picture"),
+    [
+        ((8, 6, 3), (9, 6, 3), "u1", True),
+        ((8, 6, 3), (9, 6, 3), "f4", False),
+        ((8, 6), (9, 6), "u1", False),
+        ((8,), (9,), "f8", False),
+    ],
+)
+def test_only_what_looks_like_a_picture_is_told_to_be_resized(
+    make: Any, shape: tuple[int, ...], other: tuple[int, ...], dtype: str, is_picture: bool
+) -> None:
+    with pytest.raises(CollateError) as caught:
+        collate([make(shape, dtype), make(other, dtype)])
+    assert ("decode_image" in str(caught.value)) is is_picture
+    assert "pad them" in str(caught.value)

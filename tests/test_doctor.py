@@ -127,12 +127,9 @@ class TestFindings:
     def test_uvloop(self, version: str | None, windows: bool, status: str) -> None:
         assert _doctor.uvloop_finding(version, windows=windows).status == status
 
-    @pytest.mark.parametrize(
-        ("package", "version", "status"),
-        [("numpy", "2.4", "ok"), ("numpy", None, "fail"), ("aiofiles", None, "warn")],
-    )
-    def test_required(self, package: str, version: str | None, status: str) -> None:
-        assert _doctor.required_finding(package, version).status == status
+    @pytest.mark.parametrize(("version", "status"), [("2.4", "ok"), (None, "fail")])
+    def test_numpy(self, version: str | None, status: str) -> None:
+        assert _doctor.numpy_finding(version).status == status
 
     @pytest.mark.parametrize(("threads", "status"), [(2, "ok"), (4, "ok"), (64, "warn")])
     def test_torch_threads(self, threads: int, status: str) -> None:

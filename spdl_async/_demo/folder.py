@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +58,14 @@ def find_pictures(root: Path) -> PictureFolder:
     """
     check_folder(root)
     problems: list[str] = []
-    found = sorted(_walk(root, picture_extensions(), problems))
+    others: Counter[str] = Counter()
+    found = sorted(_walk(root, picture_extensions(), problems, others))
     if not found:
         reason = f" ({problems[0]})" if problems else ""
-        raise UsageError(f"no picture in {str(root)!r}, nor in the folders below it{reason}")
+        raise UsageError(
+            f"no picture in {str(root)!r}, nor in the folders below it{reason}; pictures are files "
+            f"with the endings that Pillow opens, as .jpg, .png, .webp or .tif; {_what_else(others)}"
+        )
     names = class_names(path.relative_to(root).parent.parts for path in found)
     classes = tuple(sorted(set(names)))
     number = {name: label for label, name in enumerate(classes)}
@@ -103,8 +108,22 @@ def picture_extensions() -> frozenset[str]:
     return frozenset(ext for ext, kind in known.items() if kind in Image.OPEN or kind == "MPO")
 
 
-def _walk(root: Path, extensions: frozenset[str], problems: list[str]) -> Iterator[Path]:
-    """Yield picture files below ``root``, through links too, each real folder once."""
+def _what_else(others: Counter[str]) -> str:
+    """Say which other files there are, by their endings."""
+    count = others.total()
+    if not count:
+        return "there is no other file either"
+    endings = ", ".join(ending or "without an ending" for ending, _ in others.most_common(3))
+    return f"there {'is 1 other file' if count == 1 else f'are {count:,} other files'} ({endings})"
+
+
+def _walk(
+    root: Path, extensions: frozenset[str], problems: list[str], others: Counter[str]
+) -> Iterator[Path]:
+    """Yield picture files below ``root``, through links too, each real folder once.
+
+    Folders that cannot be listed go into ``problems``, the endings of other files into ``others``.
+    """
 
     def note(error: OSError) -> None:
         problems.append(f"cannot list {error.filename}: {error.strerror}")
@@ -118,5 +137,10 @@ def _walk(root: Path, extensions: frozenset[str], problems: list[str]) -> Iterat
         seen.add((status.st_dev, status.st_ino))
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in extensions:
+            ending = os.path.splitext(name)[1].lower()
+            if name.startswith("."):
+                continue
+            if ending in extensions:
                 yield Path(folder, name)
+            else:
+                others[ending] += 1

@@ -125,9 +125,21 @@ def choose_device(name: str) -> torch.device:
     try:
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"--device {name}: {reason}") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UsageError(f"--device {name}: {reason}; {_other_device(device)}") from None
     return device
+
+
+def _other_device(device: torch.device) -> str:
+    """Say what to do where torch cannot use a device."""
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if count:
+        return f"there are {count} CUDA devices, from cuda:0; or take --device cpu"
+    if device.type == "cuda" and torch.version.cuda is None:
+        return "take --device cpu, or install a torch that is built for CUDA"
+    if device.type == "cuda":
+        return "take --device cpu; spdl-async doctor says what is wrong with CUDA here"
+    return "take --device cpu or cuda"
 
 
 def prepare_photos() -> Path:
@@ -181,13 +193,15 @@ def move(batch: Sample, *, device: torch.device) -> Sample:
     return Sample(batch.image.to(device), batch.label.to(device))
 
 
-def train_epoch(pipeline: Pipeline[Sample], trainer: Trainer, bar: ProgressBar) -> EpochReport:
+def train_epoch(
+    pipeline: Pipeline[Sample], trainer: Trainer, bar: ProgressBar, *, epoch: int
+) -> EpochReport:
     """Consume one pass of the pipeline, a training step a batch.
 
     Raises:
         DemoError: not one picture could be read.
     """
-    run = pipeline.run_sync()
+    run = pipeline.run_sync(epoch=epoch)
     try:
         with run, bar:
             for images, labels in run:
@@ -198,8 +212,13 @@ def train_epoch(pipeline: Pipeline[Sample], trainer: Trainer, bar: ProgressBar) 
     except (SpdlAsyncError, OSError) as error:
         decode = run.statistics().stage(DECODE)
         if decode.failed and not decode.items_out:
-            count = _count(decode.failed, "picture", "pictures")
-            raise DemoError(f"none of the {count} could be read; one of them: {error}") from error
+            what = (
+                "the only picture could not be read"
+                if decode.failed == 1
+                else f"none of the {decode.failed:,} pictures could be read; one of them"
+            )
+            reason = run.failures[0].message.splitlines()[0]
+            raise DemoError(f"{what}: {reason}") from error
         raise
     return EpochReport(scores=scores, statistics=run.statistics(), failures=run.failures)
 
@@ -211,11 +230,11 @@ def _train(options: DemoOptions, folder: PictureFolder, threads: int, device: to
     )
     trainer = Trainer(len(folder.classes), device)
     batches = math.ceil(len(order) / options.batch_size)
-    for epoch in range(options.epochs):
+    for epoch in range(1, options.epochs + 1):
         # The pipeline reads the list anew in every pass, so each epoch sees an order of its own.
         random.Random(epoch).shuffle(order)
-        bar = ProgressBar(f"epoch {epoch + 1}/{options.epochs}", total=batches)
-        report = train_epoch(pipeline, trainer, bar)
+        bar = ProgressBar(f"epoch {epoch}/{options.epochs}", total=batches)
+        report = train_epoch(pipeline, trainer, bar, epoch=epoch)
     _say(f"\nThe last epoch, stage by stage:\n{report.statistics}\n")
     if trainer.untrained is not None:
         _say(f"before training  {_describe(trainer.untrained)} (first batch)")

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import OpKind
 from spdl_async.errors import BuildError
 from spdl_async.spec.aggregator import Aggregator
@@ -26,12 +27,37 @@ def classify_op(op: Any, where: str) -> tuple[OpKind, Callable[..., Any]]:
         raise BuildError(
             f"{where}: the op is the {type(op).__name__} {op!r}; pass the function itself, not its name"
         )
+    made_by_a_call = _made_by_a_call(op)
+    if made_by_a_call is not None:
+        raise BuildError(
+            f"{where}: the op is {made_by_a_call}: pass the function itself, without calling it; to "
+            f"bind arguments use functools.partial(function, …)"
+        )
     if hasattr(type(op), "__getitem__"):
         return "sync", op.__getitem__
     raise BuildError(
         f"{where}: the op must be a function, a coroutine function, a generator function, a callable "
         f"object or an object with __getitem__, not {type(op).__name__}"
     )
+
+
+def _made_by_a_call(op: Any) -> str | None:
+    """Say what calling an async or generator function made, where it was given for the function."""
+    if inspect.iscoroutine(op):
+        _refuse_coroutine(op)
+        return f"a coroutine object, what calling {op.__name__}(…) returns"
+    if inspect.isawaitable(op):
+        return f"an awaitable of type {type(op).__name__}"
+    if inspect.isgenerator(op) or inspect.isasyncgen(op):
+        kind = "a generator" if inspect.isgenerator(op) else "an async generator"
+        return f"{kind} object, what calling {op.__name__}(…) returns"
+    return None
+
+
+def _refuse_coroutine(given: Any) -> None:
+    """Close a coroutine that was never begun, else Python warns, later and elsewhere, of just that."""
+    if inspect.iscoroutine(given) and inspect.getcoroutinestate(given) == inspect.CORO_CREATED:
+        given.close()
 
 
 def _kind_of_callable(op: Any) -> OpKind:
@@ -63,10 +89,14 @@ def check_arity(call: Callable[..., Any], arguments: int, where: str) -> None:
     try:
         signature.bind(*(None for _ in range(arguments)))
     except TypeError as error:
-        wanted = "one argument, the item" if arguments == 1 else "no argument"
+        what, wanted, to_bind = (
+            ("op", "one argument, the item", "the others")
+            if arguments == 1
+            else ("callable", "no argument", "its arguments")
+        )
         raise BuildError(
-            f"{where}: the op is called with {wanted}, but its signature is {signature} ({error}); "
-            f"bind the others with functools.partial or a lambda"
+            f"{where}: the {what} is called with {wanted}, but its signature is {signature} ({error}); "
+            f"bind {to_bind} with functools.partial or a lambda"
         ) from None
 
 
@@ -114,22 +144,24 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
     """
     if isinstance(source, (str, bytes, bytearray)):
         raise BuildError(
-            f"add_source: the source is one {type(source).__name__}, which would be read character by "
-            f"character; for one item write [{source[:20]!r}…], for a file's lines open(path), for a "
-            f"folder Path(folder).iterdir()"
+            f"add_source: the source is one {type(source).__name__}, which would be read "
+            f"{pieces_of(source)} by {pieces_of(source)}; for one item put it into a list, "
+            f"[{shortened(source)}], for a file's lines give open(path), for a folder "
+            f"Path(folder).iterdir()"
         )
     if isinstance(
         source, type
     ):  # a class has the methods of its instances, and is a factory of them
         check_arity(source, 0, f"add_source({source.__name__})")
         return source, False
-    if hasattr(source, "__aiter__"):
+    if is_async_iterable(source):
         return _same(source), True
     if hasattr(source, "__iter__"):
         return _same(source), False
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return _same(source), False
     if inspect.isawaitable(source):
+        _refuse_coroutine(source)
         raise BuildError(
             "add_source: the source is a coroutine or another awaitable, which has one pass at most; "
             "pass the async function itself, without calling it"
@@ -171,6 +203,16 @@ def find_set_epoch(source: Any) -> Callable[[int], object] | None:
     return method
 
 
+def pieces_of(source: str | bytes | bytearray) -> str:
+    """Return what iterating over text or bytes gives."""
+    return "character" if isinstance(source, str) else "byte"
+
+
+def shortened(source: str | bytes | bytearray) -> str:
+    """Return text or bytes as Python writes them, or dots where that is long."""
+    return repr(source) if len(source) <= 30 else "…"
+
+
 def _same(source: Any) -> Callable[[], Any]:
     return lambda: source
 
@@ -197,7 +239,7 @@ def _checked(factory: Callable[[], Any]) -> Callable[[], Any]:
         made = factory()
         if not isinstance(made, Aggregator):
             raise TypeError(
-                f"aggregate: the factory returned a {type(made).__name__}, which has no "
+                f"aggregate: the factory returned an object of type {type(made).__name__}, which has no "
                 f"accumulate(item) and flush()"
             )
         return made

@@ -6,12 +6,15 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from spdl_async._plan.classify import classify_op
 from spdl_async.errors import BuildError
 from spdl_async.spec.markers import DROP
 from spdl_async.spec.stages import op_name
+
+MAX_NAMES = 10
 
 
 def on(key: Any, op: Any, /) -> Callable[[Any], Any]:
@@ -24,6 +27,9 @@ def on(key: Any, op: Any, /) -> Callable[[Any], Any]:
         key: index of a tuple's or list's element, key of a dict, name of a named tuple's or
             dataclass's field.
         op: sync or async function of the field, or an object to look it up in.
+
+    Failures of the op, or of an item that has no such field, carry a note that names the field. To
+    a type checker the item is ``Any`` from here on, since the type of a field may have changed.
 
     Raises:
         BuildError: ``op`` is a generator function, or can neither be called nor be indexed.
@@ -58,9 +64,14 @@ class OnField:
         return OnField(self.key, self.__wrapped_op__, call)
 
     def __call__(self, item: Any, /) -> Any:
-        value = self._call(get(item, self.key))
-        if inspect.isawaitable(value):
-            return _put_awaited(item, self.key, value)
+        field = get(item, self.key)
+        try:
+            value = self._call(field)
+            if inspect.isawaitable(value):
+                return _put_awaited(item, self.key, value)
+        except Exception as error:
+            _note(error, f"on field {self.key!r}")
+            raise
         return value if value is DROP else put(item, self.key, value)
 
 
@@ -78,20 +89,65 @@ class AsyncOnField:
         return AsyncOnField(self.key, self.__wrapped_op__, call)
 
     async def __call__(self, item: Any, /) -> Any:
-        value = await self._call(get(item, self.key))
+        field = get(item, self.key)
+        try:
+            value = await self._call(field)
+        except Exception as error:
+            _note(error, f"on field {self.key!r}")
+            raise
         return value if value is DROP else put(item, self.key, value)
 
 
 async def _put_awaited(item: Any, key: Any, value: Awaitable[Any]) -> Any:
-    result = await value
+    try:
+        result = await value
+    except Exception as error:
+        _note(error, f"on field {key!r}")
+        raise
     return result if result is DROP else put(item, key, result)
 
 
 def get(item: Any, key: Any) -> Any:
-    """Return one field of an item."""
-    if isinstance(key, str) and not isinstance(item, Mapping):
-        return getattr(item, key)
-    return item[key]
+    """Return one field of an item.
+
+    Raises:
+        LookupError | AttributeError | TypeError: it has none; a note says which it has.
+    """
+    try:
+        if isinstance(key, str) and not isinstance(item, Mapping):
+            return getattr(item, key)
+        return item[key]
+    except Exception as error:
+        _note(error, f"on({key!r}, …): the item, {_fields(item)}, has no field {key!r}")
+        raise
+
+
+def _fields(item: Any) -> str:
+    """Say what a value is and which fields it has, shortened."""
+    kind = type(item).__name__
+    names: list[Any] | None = None
+    if isinstance(item, Mapping):
+        names = list(islice(item, MAX_NAMES + 1))
+    elif dataclasses.is_dataclass(item):
+        names = [field.name for field in dataclasses.fields(item)]
+    elif isinstance(item, tuple) and hasattr(item, "_fields"):
+        names = list(item._fields)
+    elif isinstance(item, (tuple, list)):
+        return f"a {kind} of {len(item)}"
+    if names is None:
+        return f"of type {kind}"
+    shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", …" if len(names) > MAX_NAMES else "")
+    return f"a {kind} with the fields {shown or 'none'}"
+
+
+def _note(error: BaseException, text: str) -> None:
+    """Add a note, once; an exception that takes none is raised as it is."""
+    note = f"spdl_async: {text}"
+    try:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses
+        return
 
 
 def put(item: Any, key: Any, value: Any) -> Any:

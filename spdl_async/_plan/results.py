@@ -1,10 +1,11 @@
-"""What a sync op returned: plain data, or something that needs the loop."""
+"""What user code returned: plain data, or something that needs the loop."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from typing import Any
+from collections.abc import AsyncIterable
+from typing import Any, TypeGuard
 
 from spdl_async.spec.markers import DROP
 
@@ -23,3 +24,8 @@ def is_plain(value: Any, plain: set[type]) -> bool:
     if kind is not types.GeneratorType and len(plain) < MAX_TYPES:
         plain.add(kind)
     return True
+
+
+def is_async_iterable(value: Any) -> TypeGuard[AsyncIterable[Any]]:
+    """Tell whether ``value`` is read by ``async for``; a run of ``run_sync()`` only refuses it."""
+    return isinstance(value, AsyncIterable) and not getattr(type(value), "refuses_async", False)

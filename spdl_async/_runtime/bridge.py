@@ -296,6 +296,7 @@ class Sink:
         "_handover",
         "_ledger",
         "_loop",
+        "_results",
         "on_close",
         "on_demand",
         "on_taken",
@@ -307,12 +308,13 @@ class Sink:
         loop: AbstractEventLoop,
         handover: Handover,
         ledger: Ledger,
-        at_end: Callable[[], BaseException | None],
+        at_end: Callable[[int], BaseException | None],
     ) -> None:
         self._handover = handover
         self._ledger = ledger
         self._at_end = at_end
         self._beyond = 0
+        self._results = 0
         self.quorum = 1
         self.on_taken: Callable[[int], None] = _nobody
         self.on_demand: Callable[[], None] | None = None
@@ -333,6 +335,7 @@ class Sink:
 
     def push(self, items: list[Item]) -> None:
         self._handover.put(items)
+        self._results += len(items)
         self._account(len(items))
 
     def _account(self, added: int) -> None:
@@ -345,7 +348,7 @@ class Sink:
     def close(self, failure: BaseException | None = None) -> None:
         if self.on_close is not None and self.on_close(failure):
             return
-        self._handover.finish(failure or self._at_end())
+        self._handover.finish(failure or self._at_end(self._results))
 
 
 def _nobody(count: int) -> None:

@@ -17,10 +17,9 @@ exception object. The steps above are stopped the moment the failure is known. T
 after the error is attached.
 
 *Stopping.* A stop is a state, not an item: every step is told, its tasks are cancelled, its threads
-start no further call. The supervisor ends when all tasks have ended and all calls in threads have
-returned. The consumer is not the supervisor's parent, so a failing stage never cancels the
-consumer. A cancellation of the supervisor (only the end of the loop does that) is a stop request;
-it ends the waiting for threads at once.
+start no further call. The supervisor ends when all tasks and all calls in threads have ended. It is
+not the consumer's child, so a failing stage never cancels the consumer. A cancellation of it (only
+the end of the loop does that) is a stop request; it ends the waiting for threads at once.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import threading
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from dataclasses import replace
 from time import perf_counter as clock
 from typing import Any
 
@@ -39,16 +39,16 @@ from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
 from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Signal
-from spdl_async._runtime.failures import FailureLog, Judges, note_once
+from spdl_async._runtime.failures import FailureLog, Judges, note_once, warn_of_nothing
 from spdl_async._runtime.live import registry
-from spdl_async._runtime.report import report_of
+from spdl_async._runtime.report import report_of, warn_of_abandoned
 from spdl_async._runtime.shared import Shared, join_all, new_pool
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.stall import StallWatch
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger
 from spdl_async._runtime.wire import lay_chain
-from spdl_async.statistics import Failures, RunStatistics
+from spdl_async.statistics import Failures, RunStatistics, StageStatistics
 
 logger = logging.getLogger("spdl_async")
 
@@ -136,10 +136,13 @@ class Engine:
             for old, new in zip(before.steps, self.steps, strict=False):
                 new.take_over(old)
 
-    def at_data_end(self) -> BaseException | None:
-        """Return what is wrong with the pass as a whole; its data have ended."""
+    def at_data_end(self, results: int) -> BaseException | None:
+        """Return what is wrong with the pass as a whole; its data have ended, after ``results``."""
         self.changed.set()
-        return self.judges.at_end()
+        error = self.judges.at_end()
+        if error is None and not results and not self.stopping:
+            warn_of_nothing(self.plan.name, self.epoch, self.stage_statistics())
+        return error
 
     async def until_tasks_end(self) -> bool:
         """Wait for the end of data and tasks; return whether the loop is being torn down."""
@@ -173,15 +176,15 @@ class Engine:
         for step in self.steps:
             step.give_up()
         self.shut_pool()
-        self.warn_of_abandoned()
+        warn_of_abandoned(self.plan.name, self.steps)
         for step in self.steps:
             step.unreached_failures()
             step.hand_over()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
         self.judges.forget()
-        for let_go in self.at_end:
-            let_go()
+        for forget in self.at_end:
+            forget()
         if self.exiting:
             self.handover.close_at_exit()
         elif not self.handover.ended:
@@ -195,18 +198,6 @@ class Engine:
         """Let the pool's threads end, where no other pass uses them."""
         if self.shared is None:
             self.pool.shutdown(wait=False)
-
-    def warn_of_abandoned(self) -> None:
-        """Name in one warning the calls that go on beside the end of the run."""
-        calls = [call for step in self.steps for call in step.left_behind()]
-        if calls:
-            logger.warning(
-                "pipeline %r has ended beside %d calls that were abandoned when their timeout was over "
-                "and still run: %s",
-                self.plan.name,
-                len(calls),
-                "; ".join(calls),
-            )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         """Start a task of the run; the supervisor waits for it."""
@@ -362,27 +353,39 @@ class Engine:
         """The failures so far, at most the first thousand."""
         return Failures(self.log.records, self.log.total)
 
+    def stage_statistics(self) -> tuple[StageStatistics, ...]:
+        """Return a snapshot of each stage."""
+        return tuple(shot for step in self.steps for shot in step.statistics())
+
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
+        handover, ledger = self.handover, self.ledger
         if self.finished is not None:  # the engine's loop does not do it any more
-            self.handover.settle(self.ledger)
+            handover.settle(ledger)
+        stages = self.stage_statistics()
+        in_flight = ledger.opened - ledger.closed
+        ended = bool(handover.end_seen) and handover.error is None
+        if self.finished is not None and handover.ended and not handover.buffer:
+            in_flight = 0  # what take or a failure has left above comes no more
+        if ended:
+            # Results that were taken last may not be accounted for yet, which only the loop may do
+            # while it runs; but the end of the data was seen, so what is left is known: nothing.
+            stages = tuple(replace(stage, queue=0) for stage in stages)
+            if self.finished is None:
+                in_flight = 0
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,
             elapsed=self.end_time() - self.started,
-            stages=tuple(shot for step in self.steps for shot in step.statistics()),
-            delivered=self.handover.delivered,
-            consumer_waiting=self.handover.waiting,
-            in_flight=0 if self.all_delivered else self.ledger.opened - self.ledger.closed,
-            peak_in_flight=self.ledger.peak,
+            stages=stages,
+            delivered=handover.delivered,
+            consumer_waiting=handover.waiting,
+            in_flight=in_flight,
+            peak_in_flight=ledger.peak,
             failures=self.log.total,
             threads=self.plan.num_threads,
+            ended=ended,
         )
-
-    @property
-    def all_delivered(self) -> bool:
-        """Whether the consumer has every result: what take or a failure left above comes no more."""
-        return self.handover.ended and not self.handover.buffer
 
     def end_time(self) -> float:
         """Return when the pass ended, for its consumer; now, while it has not."""

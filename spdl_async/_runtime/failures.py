@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import traceback
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextvars import Context
 from fractions import Fraction
 from typing import Any
@@ -26,7 +27,9 @@ from spdl_async._runtime.ticket import (
 )
 from spdl_async.errors import TooManyFailures
 from spdl_async.spec.policy import Failure, FailurePolicy
-from spdl_async.statistics import FailureRecord
+from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
+
+logger = logging.getLogger("spdl_async")
 
 MAX_RECORDS = 1_000
 MAX_KINDS = 10
@@ -240,9 +243,13 @@ class Judge:
     def at_end(self) -> BaseException | None:
         """Return what is wrong with the stage as a whole, after its last item."""
         if self.first is not None and self.failed == self.settled:
+            all_calls = (
+                "its only call failed"
+                if self.settled == 1
+                else f"every one of its {self.settled} calls failed; the first one"
+            )
             error = TooManyFailures(
-                f"stage {self.name!r}: every one of its {self.settled} calls failed; the first "
-                f"one: {_message(self.first.exception)}\n{self.log.kinds()}",
+                f"stage {self.name!r}: {all_calls}: {_message(self.first.exception)}\n{self.log.kinds()}",
                 [r for r in self.log.records if r.stage == self.name],
             )
             error.__cause__ = self.first.exception
@@ -293,6 +300,15 @@ class Judges:
             if isinstance(budget.limit, Fraction) and budget.spent(at_end=True):
                 return budget.error(self.log)
         return None
+
+
+def warn_of_nothing(name: str, epoch: int, stages: Sequence[StageStatistics]) -> None:
+    """Log what became of the items of a pass that has ended normally without a result.
+
+    An empty source is nothing to warn of: it may well be empty.
+    """
+    if (text := why_nothing(stages)) != NO_ITEMS:
+        logger.warning("pipeline %r, epoch %d: %s", name, epoch, text)
 
 
 def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool = False) -> None:

@@ -28,7 +28,7 @@ from spdl_async._plan.steps import (
     StepPlan,
 )
 from spdl_async._runtime.batch_step import batch_of
-from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught
+from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn_of_nothing
 from spdl_async._runtime.inline_branches import (
     PAUSE,
     InlineRoute,
@@ -124,6 +124,8 @@ class InlinePass:
                 self.error = self.judges.at_end()
                 if self.error is not None:
                     raise self.error from None
+                if not self.delivered:
+                    warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
             self.over = True
@@ -156,11 +158,10 @@ class InlinePass:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot."""
-        end = clock() if self.finished is None else self.finished
         return RunStatistics(
             name=self.plan.name,
             epoch=self.epoch,
-            elapsed=end - self.started,
+            elapsed=(self.finished or clock()) - self.started,
             stages=tuple(meter.snapshot() for meter in self.meters),
             delivered=self.delivered,
             consumer_waiting=self.working,
@@ -168,6 +169,7 @@ class InlinePass:
             peak_in_flight=1,
             failures=self.log.total,
             threads=0,
+            ended=self.over and self.error is None,
         )
 
     # Calls

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import Iterator
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
+from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import SourcePlan
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.inline_calls import failure_of
@@ -67,7 +68,7 @@ def open_source(run: InlinePass, plan: SourcePlan, judge: Judge) -> Iterator[Any
         source = plan.open_for(run.epoch)
         if inspect.isawaitable(source):
             source = run.loop.wait_for(source)
-        if isinstance(source, AsyncIterable):
+        if is_async_iterable(source):
             return run.loop.drive(source, plan.op.timeout)
         if plan.op.timeout is not None:
             raise TypeError(NOT_ASYNC.format(type(source).__name__))

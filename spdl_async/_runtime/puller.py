@@ -10,11 +10,13 @@ import inspect
 import threading
 from asyncio import TimerHandle
 from collections import deque
-from collections.abc import AsyncIterable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from queue import SimpleQueue
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
+from spdl_async._plan.classify import pieces_of
+from spdl_async._plan.results import is_async_iterable
 from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.hop import SHARE_SECONDS
 from spdl_async._runtime.hopping_step import COMPANY_SECONDS
@@ -141,7 +143,7 @@ class Puller:
         began = clock()
         try:
             source = step.open_source()
-            if isinstance(source, AsyncIterable) or inspect.isawaitable(source):
+            if is_async_iterable(source) or inspect.isawaitable(source):
                 self.for_loop = source
                 return
             if step.timeout is not None:
@@ -223,15 +225,15 @@ def iterate(source: Any) -> Iterator[Any]:
     if isinstance(source, (str, bytes, bytearray)):
         raise TypeError(
             f"add_source: the callable returned one {type(source).__name__}, which would be read "
-            f"character by character; return a list, an open file or another iterable"
+            f"{pieces_of(source)} by {pieces_of(source)}; return a list, an open file or another iterable"
         )
     if hasattr(source, "__iter__"):
         return iter(source)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return IndexIterator(source)
     raise TypeError(
-        f"add_source: the callable returned a {type(source).__name__}, which is no iterable, async "
-        f"iterable or sequence"
+        f"add_source: the callable returned an object of type {type(source).__name__}, which is no "
+        f"iterable, async iterable or sequence"
     )
 
 

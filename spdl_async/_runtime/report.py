@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from asyncio import Task
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from spdl_async._runtime.stall import suspended_frames
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import where_is
+
+logger = logging.getLogger("spdl_async")
 
 
 def report_of(steps: Iterable[Step], tasks: Iterable[Task[None]]) -> str:
@@ -31,3 +34,16 @@ def report_of(steps: Iterable[Step], tasks: Iterable[Task[None]]) -> str:
         )
         parts.append(f"task {task.get_name()!r} has not ended:\n{stack}")
     return "\n".join(parts) or "nothing of it runs any more"
+
+
+def warn_of_abandoned(name: str, steps: Iterable[Step]) -> None:
+    """Name in one warning the calls that go on beside the end of a run."""
+    calls = [call for step in steps for call in step.left_behind()]
+    if calls:
+        logger.warning(
+            "pipeline %r has ended beside %d calls that were abandoned when their timeout was over and "
+            "still run: %s",
+            name,
+            len(calls),
+            "; ".join(calls),
+        )

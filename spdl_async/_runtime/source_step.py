@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter as clock
 from typing import Any
 
+from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import MAX_CHUNK
 from spdl_async._runtime.asking import hear
 from spdl_async._runtime.channel import Outlet, Signal
@@ -277,7 +278,7 @@ class SourceStep(Step):
             source = self.open_source() if given is None else given
             if inspect.isawaitable(source):
                 source = await source
-            if not isinstance(source, AsyncIterable):
+            if not is_async_iterable(source):
                 if self.timeout is not None:
                     raise TypeError(NOT_ASYNC.format(type(source).__name__))
                 self.open_source = lambda: source

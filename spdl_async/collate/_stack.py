@@ -15,11 +15,21 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """For each width in bytes a dtype that numpy has too."""
 
 _SAME_SHAPE: Final = (
-    "bring them to one shape before they are collated: resize them, as with "
+    "bring them to one shape before they are collated: cut them, or pad them with "
+    "spdl_async.collate.pad"
+)
+_SAME_SIZE: Final = (
+    "bring them to one size before they are collated: resize them, as with "
     "decode_image(data, size=(224, 224)), or pad them with spdl_async.collate.pad"
 )
 SAME_DTYPE: Final = "convert them to one dtype before they are collated"
 SAME_DEVICE: Final = "move them to one device before they are collated"
+
+
+def _to_one_shape(value: Any) -> str:
+    """Return the advice for arrays of different shapes; what looks like a picture can be resized."""
+    is_picture = value.ndim == 3 and str(value.dtype) in ("uint8", "torch.uint8")
+    return _SAME_SIZE if is_picture else _SAME_SHAPE
 
 
 def stack_arrays(values: Sequence[Any], field: str) -> torch.Tensor:
@@ -29,7 +39,7 @@ def stack_arrays(values: Sequence[Any], field: str) -> torch.Tensor:
     dtype = first.dtype.newbyteorder("=")
     for index, value in enumerate(values):
         if value.shape != shape:
-            refuse(field, index, shape_of(first), shape_of(value), _SAME_SHAPE)
+            refuse(field, index, shape_of(first), shape_of(value), _to_one_shape(first))
         if value.dtype != dtype and value.dtype.newbyteorder("=") != dtype:
             refuse(field, index, f"dtype {dtype}", f"dtype {value.dtype}", SAME_DTYPE)
         if isinstance(value, np.ma.MaskedArray):
@@ -55,7 +65,7 @@ def stack_tensors(values: Sequence[Any], field: str) -> torch.Tensor:
     first = values[0]
     for index, value in enumerate(values):
         if value.shape != first.shape:
-            refuse(field, index, shape_of(first), shape_of(value), _SAME_SHAPE)
+            refuse(field, index, shape_of(first), shape_of(value), _to_one_shape(first))
         if value.dtype is not first.dtype:
             refuse(field, index, f"dtype {first.dtype}", f"dtype {value.dtype}", SAME_DTYPE)
         if value.device != first.device:

@@ -7,7 +7,7 @@ import inspect
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -261,6 +261,27 @@ def test_a_bad_option_names_the_stage_and_what_is_right(
     assert "double" in str(caught.value)
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, SpdlAsyncError)
+
+
+async def fetch(session: str) -> int:
+    return len(session)
+
+
+def lines(path: str) -> Iterator[str]:
+    yield path
+
+
+@pytest.mark.parametrize("verb", ["pipe", "expand", "filter"])
+def test_an_op_that_was_called_by_mistake(verb: str) -> None:
+    with pytest.raises(
+        BuildError, match=r"a coroutine object, what calling fetch.* function itself"
+    ):
+        getattr(numbers(3), verb)(fetch("s")).build()
+    with pytest.raises(
+        BuildError, match=r"a generator object, what calling lines.* function itself"
+    ):
+        getattr(numbers(3), verb)(lines("s")).build()
+    gc.collect()  # a coroutine that was never awaited would warn, which is an error here
 
 
 @pytest.mark.parametrize("size", [0, -1, None, 2.0, "4", True])

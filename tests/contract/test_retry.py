@@ -314,7 +314,7 @@ def test_contract_8_a_wait_holds_no_slot_and_no_thread(kind: str) -> None:
         pipeline = built.build(num_threads=1)
 
         async def main(pipeline: Any = pipeline) -> tuple[list[int], float]:
-            async with pipeline.run(loop="caller") as run:
+            async with pipeline.run(loop="caller", stall_warning=None) as run:
                 got = [item async for item in run]
             return got, asyncio.get_running_loop().time()
 

@@ -178,7 +178,24 @@ def test_contract_11_a_coroutine_or_generator_object_given_by_mistake() -> None:
     coroutine = coroutine_of_iterable()
     with pytest.raises(BuildError, match="without calling it"):
         PipelineBuilder().add_source(coroutine).build()  # type: ignore[call-overload]  # the error
-    coroutine.close()
+    del coroutine  # no warning that it was never awaited: warnings are errors here
+
+
+@pytest.mark.parametrize(
+    ("source", "pieces", "shown"),
+    [
+        ("one.jpg", "character by character", "['one.jpg']"),
+        (b"one", "byte by byte", "[b'one']"),
+        ("x" * 40, "character by character", "[…]"),
+    ],
+)
+def test_contract_11_text_is_refused_with_the_list_that_is_meant(
+    source: Any, pieces: str, shown: str
+) -> None:
+    with pytest.raises(BuildError) as caught:
+        PipelineBuilder().add_source(source).build()
+    assert pieces in str(caught.value)
+    assert f"put it into a list, {shown}," in str(caught.value)
 
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")

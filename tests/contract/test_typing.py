@@ -322,6 +322,11 @@ paths.build().run(loop="mine")  # error
 wrong: PipelineBuilder[int] = paths  # error
 for item in paths.build():
     item.no_such_method()  # error
+for item in paths.build().run():  # error
+    print(item)
+async def other_kind() -> None:
+    async for item in paths.build().run_sync():  # error
+        print(item)
 PipelineBuilder().pipe(decode)  # error
 good: PipelineBuilder[bytes] = paths.pipe(decode)
 """

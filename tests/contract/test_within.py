@@ -83,7 +83,7 @@ def test_a_batch_that_is_due_while_there_is_no_room_leaves_when_there_is() -> No
         builder = PipelineBuilder().add_source(at_times(*events, (100.0, None)))
         pipeline = builder.aggregate(300, within=1.5).add_sink(1).build()
         got = []
-        async with pipeline.run(loop="caller") as run:
+        async with pipeline.run(loop="caller", stall_warning=None) as run:
             async for batch in run:
                 got.append(batch)
                 await asyncio.sleep(60 if len(got) == 1 else 0)
@@ -134,7 +134,7 @@ def timers(pipeline: Pipeline[Any]) -> list[float]:
         assert isinstance(loop, CountingLoop)
 
         async def main() -> None:
-            async with pipeline.run(loop="caller") as run:
+            async with pipeline.run(loop="caller", stall_warning=None) as run:
                 async for _ in run:
                     pass
                 armed.extend(loop.armed)  # leaving the block arms one for its own time limit

@@ -227,6 +227,10 @@ class Handover:
                 return self.take()
             except Empty:
                 pass
+            except RunStateError:
+                if self.at_exit and _is_left_at_exit():
+                    await asyncio.get_running_loop().create_future()
+                raise
             loop = asyncio.get_running_loop()
             waiter: Future[None] = loop.create_future()
             self._tasks.append((loop, waiter))

@@ -304,8 +304,10 @@ class _Loops:
             if outputs is not NOTHING:
                 yield from (value for value in outputs if value is not DROP)
         if not drop_last:
-            stage.calls += 1
             outputs = self.attempt(stage, functools.partial(call, "flush"))
+            stage.calls += (
+                outputs is NOTHING
+            )  # a good flush does not outweigh that all items failed
             if outputs is not NOTHING:
                 yield from (value for value in outputs if value is not DROP)
         self.finish(stage)

@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "quickstart.md",
     *sorted(ROOT.joinpath("docs", "concepts").glob("*.md")),
+    *sorted(ROOT.joinpath("docs", "guides").glob("*.md")),
 ]
 CONFIG = """
 [mypy]

@@ -136,8 +136,13 @@ class Series(Ending):
     def retire(self) -> Epoch | None:
         """End the current pass; return it if its end has to be waited for."""
         epoch = self.current
-        if epoch is None or epoch.ended_well:
+        if epoch is None:
             return None
+        if epoch.ended_well:
+            # Where the next has not begun ahead, something of this one is still to end: a source that
+            # was stopped, or an op that is being left.
+            done = self.ahead is not None or not self.more or epoch.ended.done()
+            return None if done else epoch
         epoch.retired = True
         epoch.handover.closed_because = SUPERSEDED
         epoch.close()

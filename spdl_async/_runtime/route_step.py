@@ -70,6 +70,7 @@ class RouteStep(Step):
         ordered: bool,
         batched: bool,
         streams: tuple[bool, ...],
+        gathers: tuple[bool, ...],
         labels: tuple[str, ...],
         floor: int,
         ceiling: int,
@@ -80,6 +81,7 @@ class RouteStep(Step):
         self.ordered = ordered
         self.batched = batched
         self.streams = streams
+        self.gathers = gathers
         self.labels = labels
         self.judge = judge
         self.meters = [meter]
@@ -145,9 +147,20 @@ class RouteStep(Step):
             meter.peak = max(meter.peak, self.accepted)
             self.send(items)
         self.input_ended = True
-        for inlet in self.inlets:
-            inlet.close(inp.failure)
+        for inlet, gathers in zip(self.inlets, self.gathers, strict=True):
+            if inp.failure is not None or not gathers:
+                inlet.close(inp.failure)
+        self.end_gathering()
         self.advance_soon()
+
+    def end_gathering(self) -> None:
+        """Let the branches that gather emit their last batches, once no other one can fail any more."""
+        failed = any(verdict is not None for verdict in self.verdicts.values())
+        if not failed and all(
+            gathers or branch in self.verdicts for branch, gathers in enumerate(self.gathers)
+        ):
+            for inlet in self.inlets:
+                inlet.close(self.inp.failure)
 
     def send(self, items: list[Item]) -> None:
         """Hand items to their branches."""
@@ -252,6 +265,8 @@ class RouteStep(Step):
         """Hear that a branch makes no more."""
         if branch not in self.verdicts:
             self.verdicts[branch] = None if isinstance(failure, Halted) else failure
+            if failure is None and self.input_ended:
+                self.end_gathering()
             self.advance_soon()
 
     # To the next step

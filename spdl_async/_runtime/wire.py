@@ -260,6 +260,10 @@ def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         streams=tuple(
             any(isinstance(s, (FlowPlan, FlattenPlan)) for s in steps_of(b)) for b in plan.branches
         ),
+        gathers=tuple(
+            any(isinstance(s, (BatchPlan, AggregatePlan)) for s in steps_of(b))
+            for b in plan.branches
+        ),
         labels=plan.labels,
         floor=plan.floor,
         ceiling=plan.bound,

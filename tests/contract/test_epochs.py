@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
-from faces import Crowd, Face, Gate, drive, run_loop
+from faces import ENGINE_FACES, Crowd, Face, Gate, drive, run_loop
 
 from spdl_async import (
     BuildError,
@@ -18,6 +19,7 @@ from spdl_async import (
     PipelineBuilder,
     PipelineRun,
     SyncPipelineRun,
+    Zip,
 )
 
 FACES = (Face.CALLER, Face.CALLER_UVLOOP, Face.OWN, Face.SYNC)
@@ -503,3 +505,76 @@ def test_epochs_share_one_pool_and_one_loop(face: Face) -> None:
     pipeline = PipelineBuilder().add_source(numbers(20)).pipe(op, concurrency=3).build()
     every_epoch(pipeline, 6, face)
     assert most <= 3 + (face in (Face.OWN, Face.SYNC))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("shape", ["take", "first", "zip"])
+@pytest.mark.parametrize("face", ENGINE_FACES)
+def test_a_source_that_is_stopped_is_left_before_it_is_read_again(
+    face: Face, shape: str, overlap: bool
+) -> None:
+    class Watched:
+        live = twice = 0
+
+        def set_epoch(self, number: int) -> None:
+            self.twice += self.live > 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.live += 1
+            self.twice += self.live > 1
+            try:
+                yield from range(50)
+            finally:
+                time.sleep(0.01)  # closing takes its time
+                self.live -= 1
+
+    watched = Watched()
+    branch = PipelineBuilder().add_source(watched)
+    short = PipelineBuilder().add_source([1, 2])
+    if shape == "take":
+        short.build()
+        built: PipelineBuilder[Any] = branch.take(3)
+    elif shape == "first":
+        built = PipelineBuilder().add_source(Merge(branch, short, stop="first"))
+    else:
+        built = PipelineBuilder().add_source(Zip(branch, short))
+    pipeline = built.build()
+
+    async def main() -> int:
+        where: Any = "own" if face is Face.OWN else "caller"
+        async with pipeline.epochs(4, overlap=overlap, loop=where) as epochs:
+            return len([len([x async for x in run]) async for run in epochs])
+
+    if face is Face.SYNC:
+        with pipeline.epochs(4, overlap=overlap) as epochs:
+            assert len([len(list(run)) for run in epochs]) == 4
+    else:
+        assert run_loop(main(), face) == 4
+    assert (watched.twice, watched.live) == (0, 0)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_at_most_two_epochs_are_in_flight_however_long_ops_take_to_leave(overlap: bool) -> None:
+    class Slow:
+        live = most = 0
+
+        async def __aenter__(self) -> None:
+            Slow.live += 1
+            Slow.most = max(Slow.most, Slow.live)
+
+        async def __aexit__(self, *_: object) -> None:
+            await asyncio.sleep(0.01)
+            Slow.live -= 1
+
+        async def __call__(self, item: int) -> int:
+            return item
+
+    async def main() -> None:
+        built = PipelineBuilder().add_source(range(50)).pipe(Slow()).take(3).build()
+        async with built.epochs(5, overlap=overlap) as epochs:
+            async for run in epochs:
+                assert len([x async for x in run]) == 3
+
+    asyncio.run(main())
+    assert Slow.most <= (2 if overlap else 1)
+    assert Slow.live == 0

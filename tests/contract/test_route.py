@@ -261,6 +261,26 @@ def test_completion_order_may_gather_in_a_branch_and_flushes_no_open_batch(face:
     outcome = drive(built, face)
     assert outcome.error is error
     assert all(len(x) == 3 for x in outcome.outputs if isinstance(x, list))
+    source_ended = threading.Event()
+
+    def ends() -> Iterator[int]:
+        yield from range(10)
+        source_ended.set()
+
+    def fails_late(n: int) -> int:
+        if n == 9:
+            if face is not Face.INLINE and not source_ended.wait(PATIENCE):
+                raise AssertionError("the source did not end")
+            raise error
+        return n
+
+    late = PipelineBuilder().add_source(ends)
+    late = late.route(
+        lambda n: n % 2, batches, lambda b: b.pipe(fails_late), output_order="completion"
+    )
+    outcome = drive(late, face)
+    assert outcome.error is error
+    assert [x for x in outcome.outputs if isinstance(x, list)] == [[0, 2, 4]]
 
 
 @pytest.mark.parametrize("face", FACES)

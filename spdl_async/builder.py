@@ -101,6 +101,7 @@ class ExpandOptions(StageOptions, total=False):
     concurrency: int
     output_order: OutputOrder
     executor: Executor | None
+    buffer_size: int | None
     retry: Retry | None
     timeout: float | None
 
@@ -321,6 +322,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        buffer_size: int | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         fuse: bool = True,
@@ -349,6 +351,10 @@ class PipelineBuilder(Generic[T_co]):
                 :class:`Failure`: when it returns, the item is skipped; what it raises ends the run.
             max_failures: failures that are allowed: an int, or a ``Fraction`` of the calls. An item
                 that is called again (``retry``) is one call.
+            buffer_size: how many items the stage may hold beside the ``concurrency`` ones that are worked
+                on: waiting for a call, or finished and waiting for room or for an earlier one; of a
+                1→n op, values that wait for room. Default: few while items are slow, up to 256 in
+                all while they are quick.
             retry: a :class:`Retry`: call the op again on an item that it has failed on. A 1→n op is
                 called again only while it has made no value of the item.
             timeout: seconds that a call may take; of a 1→n op, the longest wait for its next value.
@@ -368,7 +374,7 @@ class PipelineBuilder(Generic[T_co]):
         [2, 1]
         """
         options = (concurrency, output_order, executor, name, on_error, max_failures)
-        return self._piped("map", op, *options, retry, timeout, fuse)
+        return self._piped("map", op, *options, buffer_size, retry, timeout, fuse)
 
     @overload
     def expand(
@@ -396,6 +402,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        buffer_size: int | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
     ) -> Any:
@@ -410,7 +417,7 @@ class PipelineBuilder(Generic[T_co]):
         [0, 1, 0, 1, 2]
         """
         options = (concurrency, output_order, executor, name, on_error, max_failures)
-        return self._piped("expand", op, *options, retry, timeout, False)
+        return self._piped("expand", op, *options, buffer_size, retry, timeout, False)
 
     def filter(
         self,
@@ -423,6 +430,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None = None,
         on_error: OnError | None = None,
         max_failures: int | Fraction | None = None,
+        buffer_size: int | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         fuse: bool = True,
@@ -442,6 +450,7 @@ class PipelineBuilder(Generic[T_co]):
             name,
             on_error,
             max_failures,
+            buffer_size,
             retry,
             timeout,
             fuse,
@@ -839,6 +848,7 @@ class PipelineBuilder(Generic[T_co]):
         name: str | None,
         on_error: OnError | None,
         max_failures: int | Fraction | None,
+        buffer_size: int | None,
         retry: Retry | None,
         timeout: float | None,
         fuse: bool,
@@ -853,6 +863,7 @@ class PipelineBuilder(Generic[T_co]):
             executor=executor,
             name=name,
             policy=checked_policy(on_error, max_failures, f"{verb}({op_name(op)})"),
+            buffer_size=buffer_size,
             retry=retry,
             timeout=timeout,
             fuse=fuse,

@@ -12,7 +12,6 @@ from spdl_async._plan.steps import (
     ABANDONED_FACTOR,
     FLATTEN_CHUNK,
     MAX_CHUNK,
-    WINDOW_FACTOR,
     AggregatePlan,
     BatchPlan,
     ChainPlan,
@@ -86,7 +85,7 @@ def abandoned(step: MapPlan | FlowPlan) -> list[Bound]:
 def held_by(step: MapPlan | FlowPlan) -> int:
     """Return the most elements that a step holds."""
     if isinstance(step, MapPlan) and step.executor is not None and not drains(step.executor):
-        return WINDOW_FACTOR * step.concurrency
+        return step.foreign_window
     return step.bound
 
 

@@ -336,7 +336,12 @@ def plan_pipe(
                 f"the stage executor=ThreadPoolExecutor(…), or return a list and disaggregate()"
             )
         return FlowPlan(
-            op=op, concurrency=spec.concurrency, ordered=ordered, executor=place, on_loop=on_loop
+            op=op,
+            concurrency=spec.concurrency,
+            ordered=ordered,
+            executor=place,
+            on_loop=on_loop,
+            buffer_size=spec.buffer_size,
         )
     return MapPlan(
         ops=(op,),
@@ -344,6 +349,7 @@ def plan_pipe(
         ordered=ordered,
         executor=place,
         on_loop=on_loop,
+        buffer_size=spec.buffer_size,
     )
 
 

@@ -48,6 +48,7 @@ def alike(one: Placed, other: Placed) -> bool:
         and above.concurrency == step.concurrency >= 2
         and above.ordered == step.ordered
         and above.executor is step.executor
+        and above.buffer_size == step.buffer_size
         and first.policy == second.policy
         and first.scope is second.scope
     )

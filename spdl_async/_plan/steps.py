@@ -100,15 +100,25 @@ class MapPlan:
     ordered: bool
     executor: Executor | None
     on_loop: bool
+    buffer_size: int | None = None
 
     @property
     def bound(self) -> int:
         """The largest number of items that the step holds."""
-        return max(self.floor, MAX_WINDOW)
+        return self.floor if self.buffer_size is not None else max(self.floor, MAX_WINDOW)
+
+    @property
+    def foreign_window(self) -> int:
+        """The number of items that the step holds where its workers share no memory with us."""
+        if self.buffer_size is not None:
+            return self.concurrency + self.buffer_size
+        return WINDOW_FACTOR * self.concurrency
 
     @property
     def floor(self) -> int:
         """The number of items that the step holds while its ops are slow."""
+        if self.buffer_size is not None:
+            return self.concurrency + self.buffer_size
         spare = 0 if self.on_loop or self.concurrency == 1 else SPARE
         return WINDOW_FACTOR * self.concurrency + spare
 
@@ -122,16 +132,24 @@ class FlowPlan:
     ordered: bool
     executor: Executor | None
     on_loop: bool
+    buffer_size: int | None = None
 
     @property
     def window(self) -> int:
         """The largest number of inputs that the step holds."""
-        return FLOW_FACTOR * self.concurrency
+        return self.concurrency if self.buffer_size is not None else FLOW_FACTOR * self.concurrency
+
+    @property
+    def max_flow(self) -> int:
+        """The largest number of values of one input that wait for room."""
+        if self.buffer_size is not None:
+            return max(1, self.buffer_size // self.concurrency)
+        return MAX_FLOW
 
     @property
     def bound(self) -> int:
         """The largest number of elements that the step holds: values, and inputs not started."""
-        return self.window * MAX_FLOW
+        return self.window * self.max_flow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from spdl_async._plan.results import is_plain
-from spdl_async._plan.steps import ABANDONED_FACTOR, WINDOW_FACTOR
+from spdl_async._plan.steps import ABANDONED_FACTOR
 from spdl_async._runtime.abandoned import log_late, too_many_abandoned
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.deadline import time_over
@@ -97,6 +97,7 @@ class ForeignStep(SlottedStep):
         *,
         executor: Executor,
         concurrency: int,
+        window: int,
         ordered: bool,
         judges: list[Judge],
         meters: list[Meter],
@@ -108,7 +109,7 @@ class ForeignStep(SlottedStep):
             out,
             concurrency=concurrency,
             ordered=ordered,
-            pace=Pace(WINDOW_FACTOR * concurrency, WINDOW_FACTOR * concurrency),
+            pace=Pace(window, window),
             judges=judges,
             meters=meters,
         )

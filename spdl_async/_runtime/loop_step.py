@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from spdl_async._plan.steps import WINDOW_FACTOR
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
@@ -35,6 +34,7 @@ class LoopStep(SlottedStep):
         *,
         concurrency: int,
         ordered: bool,
+        floor: int,
         ceiling: int,
         judge: Judge,
         meter: Meter,
@@ -45,7 +45,7 @@ class LoopStep(SlottedStep):
             out,
             concurrency=concurrency,
             ordered=ordered,
-            pace=Pace(WINDOW_FACTOR * concurrency, ceiling),
+            pace=Pace(floor, ceiling),
             judges=[judge],
             meters=[meter],
         )

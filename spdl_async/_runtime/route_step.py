@@ -23,7 +23,7 @@ from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
-from spdl_async._runtime.way import Way, in_places, inside, way_of
+from spdl_async._runtime.way import Part, Way, in_places, inside, way_of
 
 
 class Halted(Exception):  # noqa: N818 -- a mark, never raised
@@ -193,9 +193,12 @@ class RouteStep(Step):
         for place, number in enumerate(numbers):
             places.setdefault(number, []).append(place)
         way.open = len(places)
+        way.waiting = set(places)
         for number, own in places.items():
             part = [values[k] for k in own]
-            bundles[number].append(Item(part, item.index, item.source, way, item.path))
+            bundles[number].append(
+                Item(part, item.index, item.source, Part(way, number), item.path)
+            )
         if not places:
             way.left()
 
@@ -220,8 +223,8 @@ class RouteStep(Step):
         keep = self.streams[end.branch]
         for item in items:
             way = way_of(item)
-            if self.batched:
-                way.parts[end.branch] = item.value
+            if isinstance(way, Part):
+                way.whole.parts[end.branch] = item.value
                 item.value = None
                 self.host.ledger.release(item)
             else:
@@ -381,8 +384,8 @@ class RouteStep(Step):
                 return
 
     def branches_of(self, way: Way) -> Iterable[int]:
-        """Return the branches that an item was sent into."""
-        return way.places if self.batched else (way.branch,)
+        """Return the branches that an item is still in."""
+        return way.waiting if self.batched else (way.branch,)
 
     def end_with(self, error: BaseException) -> None:
         """End the run's data with a failure."""

@@ -23,13 +23,15 @@ class Way(Item):
         results: what has come back and not left yet.
         places: of a list, for each branch the places of the elements that it was given.
         parts: of a list, what each branch has made of its elements.
+        waiting: of a list, the branches that have not answered.
     """
 
     root: Item
     places: dict[int, list[int]]
     parts: dict[int, Any]
+    waiting: set[int]
 
-    __slots__ = ("branch", "origin", "parts", "places", "results", "step")
+    __slots__ = ("branch", "origin", "parts", "places", "results", "step", "waiting")
 
     def __init__(self, step: Route, origin: Item, branch: int) -> None:
         # Of an item only what a ticket needs: there is one for each that is routed.
@@ -43,6 +45,27 @@ class Way(Item):
     def left(self) -> None:
         """Hear that nothing of the item is in a branch any more."""
         self.step.way_done(self)
+
+
+class Part(Way):
+    """The ticket of a list's elements on their way through one branch.
+
+    Attributes:
+        whole: the way of the list.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Way, branch: int) -> None:
+        super().__init__(whole.step, whole.origin, branch)
+        self.whole = whole
+
+    def left(self) -> None:
+        whole = self.whole
+        whole.waiting.discard(self.branch)
+        whole.open -= 1
+        if not whole.open:
+            whole.left()
 
 
 def inside(item: Item, way: Way, value: Any) -> Item:

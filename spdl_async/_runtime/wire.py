@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import EnumeratePlan, ShufflePlan, SkipPlan, TakePlan
 from spdl_async._plan.steps import (
-    MAX_FLOW,
     AggregatePlan,
     BatchPlan,
     ChainPlan,
@@ -155,6 +154,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             calls[0],
             concurrency=plan.concurrency,
             ordered=plan.ordered,
+            floor=plan.floor,
             ceiling=plan.bound,
             judge=judges[0],
             meter=meters[0],
@@ -170,6 +170,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             calls,
             executor=plan.executor,
             concurrency=plan.concurrency,
+            window=plan.foreign_window,
             ordered=plan.ordered,
             judges=judges,
             meters=meters,
@@ -206,7 +207,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         executor=plan.executor,
         ordered=plan.ordered,
         window=plan.window,
-        max_flow=MAX_FLOW,
+        max_flow=plan.max_flow,
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
         timeout=timeout,

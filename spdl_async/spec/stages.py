@@ -15,6 +15,7 @@ OutputOrder = Literal["input", "completion"]
 PipeMode = Literal["map", "filter", "expand"]
 
 MAX_CONCURRENCY = 65_536
+MAX_BUFFER = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class PipeSpec:
     fuse: bool = True
     scope: Scope | None = None
     where: str = ""
+    buffer_size: int | None = None
     retry: Retry | None = None
     timeout: float | None = None
 
@@ -76,6 +78,15 @@ class PipeSpec:
             )
         if not isinstance(self.fuse, bool):
             raise BuildError(f"{verb}: fuse must be True or False, not {self.fuse!r}")
+        if self.buffer_size is not None and (
+            isinstance(self.buffer_size, bool)
+            or not isinstance(self.buffer_size, int)
+            or not 0 <= self.buffer_size <= MAX_BUFFER
+        ):
+            raise BuildError(
+                f"{verb}: buffer_size must be an int of 0 to {MAX_BUFFER:,}, the items that the stage may "
+                f"hold beside those that are worked on, not {self.buffer_size!r}"
+            )
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise BuildError(
                 f"{verb}: retry must be a spdl_async.Retry, such as Retry(3), not {self.retry!r}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faces import ENGINE_FACES, Crowd, Face, Gate, drive, run_loop
+from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, run_loop
 from kinds import EACH_ENGINE_CASE, ORDERS, Kind, Order, Work, kind_id, same
 
-from spdl_async import PipelineBuilder
+from spdl_async import BuildError, PipelineBuilder
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -289,3 +291,52 @@ def test_contract_4_nothing_is_pulled_beyond_the_sink_while_the_loop_is_blocked(
     bound = pipeline.describe().source_items_bound
     assert bound is not None
     assert run_loop(main(), face) <= bound + 2
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1, 5])
+@pytest.mark.parametrize("kind", ["sync", "async", "executor"])
+@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
+def test_contract_4_buffer_size_is_what_waits_beside_the_calls(
+    face: Face, kind: str, buffer_size: int
+) -> None:
+    """The head blocks while the others finish: the stage holds what its window allows, and no more."""
+    hold, started = Gate(), itertools.count(1)
+    seen = [0]
+
+    def op(n: int) -> int:
+        seen[0] = next(started)
+        if n == 0:
+            hold.wait()
+        return n
+
+    async def aop(n: int) -> int:
+        seen[0] = next(started)
+        if n == 0:
+            await hold.passed()
+        return n
+
+    with ThreadPoolExecutor(2) as pool, hold.opened_at_end():
+        options: Any = {"executor": pool} if kind == "executor" else {}
+        built = PipelineBuilder().add_source(range(10_000))
+        stage: Any = aop if kind == "async" else op
+        pipeline = built.pipe(stage, concurrency=2, buffer_size=buffer_size, **options).build()
+        bound = pipeline.describe().bounds[1].elements
+        assert bound == 2 + buffer_size
+        threading.Timer(0.1, hold.open).start()
+        outcome = drive(pipeline, face)
+    assert outcome.result() == list(range(10_000))
+    assert outcome.statistics.stages[1].peak_queue <= bound
+
+
+@pytest.mark.parametrize("face", FACES, ids=kind_id)
+def test_buffer_size_of_a_stage_that_makes_many_of_one(face: Face) -> None:
+    built = PipelineBuilder().add_source(range(50)).expand(range, concurrency=2, buffer_size=8)
+    pipeline = built.build()
+    assert pipeline.describe().bounds[1].elements == 8
+    assert drive(pipeline, face).result() == [x for n in range(50) for x in range(n)]
+
+
+@pytest.mark.parametrize("size", [-1, True, 1.5, "2", 10**7])
+def test_a_buffer_size_that_is_none_is_an_error(size: Any) -> None:
+    with pytest.raises(BuildError, match="buffer_size must be an int"):
+        PipelineBuilder().add_source([1]).pipe(abs, buffer_size=size)

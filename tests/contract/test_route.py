@@ -506,3 +506,37 @@ def test_take_and_shuffle_are_refused_where_they_would_end_or_hold_up_the_others
         numbers(9).route(abs, lambda b: b.take(2), output_order="completion").build()
     with pytest.raises(BuildError, match="gathers items"):
         numbers(9).route(abs, lambda b: b.shuffle(2)).build()
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("slow_fails", [False, True])
+def test_contract_6_of_lists_too_all_before_the_failed_one_comes_first(
+    slow_fails: bool, face: Face
+) -> None:
+    failed, late, early = threading.Event(), KeyError("list 3"), KeyError("list 1")
+
+    def fast(part: list[int]) -> list[int]:
+        if 6 in part:
+            failed.set()
+            raise late
+        return part
+
+    def slow(part: list[int]) -> list[int]:
+        if face is not Face.INLINE and not failed.wait(PATIENCE):
+            raise AssertionError("the other branch did not fail")
+        if slow_fails and 3 in part:
+            raise early
+        return part
+
+    lists = numbers(12).aggregate(2)
+    built = lists.route(
+        lambda batch: [n % 2 for n in batch],
+        lambda b: b.pipe(fast),
+        lambda b: b.pipe(slow),
+        batched=True,
+    )
+    outcome = drive(built, face)
+    if slow_fails:
+        assert (outcome.outputs, outcome.error) == ([[0, 1]], early)
+    else:
+        assert (outcome.outputs, outcome.error) == ([[0, 1], [2, 3], [4, 5]], late)

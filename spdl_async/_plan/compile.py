@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from spdl_async._plan.branches import check_branch
@@ -335,14 +336,10 @@ def plan_pipe(
                 f"{where}: a 1→n op runs step by step and cannot run on a {type(place).__name__}; give "
                 f"the stage executor=ThreadPoolExecutor(…), or return a list and disaggregate()"
             )
-        return FlowPlan(
-            op=op,
-            concurrency=spec.concurrency,
-            ordered=ordered,
-            executor=place,
-            on_loop=on_loop,
-            buffer_size=spec.buffer_size,
+        flow = FlowPlan(
+            op=op, concurrency=spec.concurrency, ordered=ordered, executor=place, on_loop=on_loop
         )
+        return replace(flow, buffer_size=spec.buffer_size)
     return MapPlan(
         ops=(op,),
         concurrency=spec.concurrency,

@@ -12,11 +12,11 @@ what they have been given, so what precedes the failed item is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from spdl_async._plan.steps import MAX_WINDOW
 from spdl_async._runtime.asking import consult
+from spdl_async._runtime.branch_end import End
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
@@ -28,33 +28,6 @@ from spdl_async._runtime.way import Part, Way, in_places, inside, way_of
 
 class Halted(Exception):  # noqa: N818 -- a mark, never raised
     """Closes the branches that had no failure themselves: nothing is to be made up from open batches."""
-
-
-class End:
-    """Where the last step of a branch writes to."""
-
-    __slots__ = ("branch", "held", "on_close", "on_demand", "on_taken", "quorum", "route")
-
-    def __init__(self, route: RouteStep, branch: int) -> None:
-        self.route = route
-        self.branch = branch
-        self.on_taken: Callable[[int], None] = _nobody
-        self.on_demand: Callable[[], None] | None = None
-        self.on_close: Callable[[BaseException | None], bool] | None = None
-        self.quorum = 1
-        self.held = 0
-
-    def room(self) -> int:
-        # What is on its way is bounded by the route's window, so there is always room for it.
-        return MAX_WINDOW if self.route.by_ways else self.route.out.room()
-
-    def push(self, items: list[Item]) -> None:
-        self.route.arrived(self, items)
-
-    def close(self, failure: BaseException | None = None) -> None:
-        if self.on_close is not None and self.on_close(failure):
-            return
-        self.route.branch_ended(self.branch, failure)
 
 
 class RouteStep(Step):

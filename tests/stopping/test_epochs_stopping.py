@@ -50,7 +50,7 @@ def two_in_flight() -> tuple[Pipeline[int], threading.Event]:
         begun.append(0)
         if len(begun) == 2:
             second.set()
-        yield from range(20)
+        yield from range(8)  # fewer than the pipeline holds while ops count as slow
 
     return PipelineBuilder().add_source(source).pipe(int, concurrency=2).build(), second
 

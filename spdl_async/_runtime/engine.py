@@ -104,8 +104,7 @@ class Engine:
 
     def wire(self) -> None:
         """Make the steps, on the engine's loop."""
-        sink = Sink(self.loop, self.handover, self.ledger, self.at_data_end)
-        lay_chain(self, self.plan, sink)
+        lay_chain(self, self.plan, Sink(self.loop, self.handover, self.ledger, self.at_data_end))
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
@@ -179,6 +178,7 @@ class Engine:
         warn_of_abandoned(self.plan.name, self.steps)
         for step in self.steps:
             step.unreached_failures()
+            step.halted = True  # so all its slots are free
             step.hand_over()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()

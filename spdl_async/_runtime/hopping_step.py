@@ -126,6 +126,8 @@ class HoppingStep(SlottedStep):
             self.measure()
             self.arm()
         self.advance()
+        if self.successor is not None:
+            self.hand_over()
 
     def after_wake(self) -> None:
         """Do what a kind of step has to do at a wake-up."""

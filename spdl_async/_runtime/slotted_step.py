@@ -64,9 +64,13 @@ class SlottedStep(WindowedStep):
     def may_start(self) -> bool:
         """Whether calls may still have to be started."""
         inp = self.inp
-        # Where calls are made again, any item that has not left may need another one.
-        again = self.backoff is not None and self.accepted
+        again = self.backoff is not None and self.may_call_again
         return not self.halted and bool(self.inbox or len(inp) or not inp.closed or again)
+
+    @property
+    def may_call_again(self) -> bool:
+        """Whether an item whose call was started may need another one."""
+        return self.unfinished > 0
 
     def take_over(self, before: Step) -> None:
         if isinstance(before, SlottedStep):

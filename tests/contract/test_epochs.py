@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from spdl_async import (
     Pipeline,
     PipelineBuilder,
     PipelineRun,
+    Retry,
     SyncPipelineRun,
     Zip,
 )
@@ -578,3 +580,41 @@ def test_at_most_two_epochs_are_in_flight_however_long_ops_take_to_leave(overlap
     asyncio.run(main())
     assert Slow.most <= (2 if overlap else 1)
     assert Slow.live == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "generator", "executor"])
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_epochs_go_on_after_items_were_tried_again(face: Face, kind: str, gives_up: bool) -> None:
+    tries: Counter[int] = Counter()
+
+    def op(n: int) -> int:
+        tries[n] += 1
+        if n % 13 == 12 and (gives_up or tries[n] % 2):
+            raise OSError(n)
+        return n
+
+    async def aop(n: int) -> int:
+        return op(n)
+
+    def many(n: int) -> Iterator[int]:
+        yield op(n)
+
+    with ThreadPoolExecutor(2) as pool:
+        options: Any = {"executor": pool} if kind == "executor" else {}
+        stage: Any = {"async": aop, "generator": many}.get(kind, op)
+        retry = Retry(2, backoff=0.001)
+        built = PipelineBuilder().add_source(range(50))
+        pipeline = built.pipe(stage, retry=retry, on_error="skip", concurrency=2, **options).build()
+        expected = [n for n in range(50) if not (gives_up and n % 13 == 12)]
+
+        async def main() -> None:
+            where: Any = "own" if face is Face.OWN else "caller"
+            async with pipeline.epochs(3, loop=where) as epochs:
+                assert [[x async for x in run] async for run in epochs] == [expected] * 3
+
+        if face is Face.SYNC:
+            with pipeline.epochs(3) as epochs:
+                assert [list(run) for run in epochs] == [expected] * 3
+        else:
+            run_loop(main(), face)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-without-torch lint bench docs clean
+.PHONY: demo test test-without-torch soak lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,12 @@ test-without-torch:
 	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout pytest-xdist mypy hypothesis
 	.venv-newer/bin/python -m pip install --quiet --no-deps --editable .
 	.venv-newer/bin/python -m pytest -n 2 --dist worksteal -m "not torch and not alone" tests/contract tests/stopping tests/citizenship tests/test_layers.py tests/test_api.py
+
+# Random programs for half an hour: nothing may be wrong, and memory, threads and descriptors stay flat.
+SOAK_SECONDS ?= 1800
+SOAK_SEED ?= 1000000
+soak: $(STAMP)
+	$(BIN)/python tests/chaos.py --soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

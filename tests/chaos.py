@@ -1,0 +1,467 @@
+"""Chaos: random programs with random faults and stops, against plain loops.
+
+    python tests/chaos.py --rounds 2000
+    python tests/chaos.py --seconds 1800 --soak
+    python tests/chaos.py --seed 1234567 --rounds 1
+
+A round draws a program from its seed (a chain, a merge of chains, or chains with routes), runs it on one
+of the faces, to its end or stopped somewhere, and compares what came with plain loops. A failure prints
+the seed and the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import gc
+import importlib
+import importlib.util
+import os
+import statistics
+import sys
+import threading
+import time
+import traceback
+from asyncio import AbstractEventLoop
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from chaos_programs import Program, draw
+
+from spdl_async import RunStateError, TooManyFailures
+from spdl_async.testing import Expected, check_leaks
+
+T = TypeVar("T")
+PATIENCE = 60.0  # seconds after which a round hangs
+TRIES = 3  # of a program with timeouts: on a busy machine quick calls may exceed theirs
+AT_ONCE = 25  # rounds between two searches for leaks
+MEBI = 2**20
+
+
+class Hang(BaseException):
+    """A round did not come to its end."""
+
+
+class BodyError(Exception):
+    """Raised by the consumer."""
+
+
+@dataclass
+class Outcome:
+    """What a consumer saw of one pass."""
+
+    outputs: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
+    run: Any = None
+    ended: bool = False
+
+
+# Ordinary code
+
+
+def play_sync(program: Program) -> list[Outcome]:
+    """Run a program from ordinary code."""
+    pipeline = program.pipeline()
+    if program.face == "epochs sync":
+        return epochs_sync(program, pipeline)
+    outcome = Outcome()
+    if program.face == "short sync" or program.stop == "drop":
+        take_sync(program, outcome, iter(pipeline))
+        return [outcome]
+    closing: list[threading.Thread] = []
+    with suppress(BodyError), pipeline.run_sync(inline=program.face == "inline") as run:
+        outcome.run = run
+        if program.stop == "elsewhere" and program.face != "inline":
+            take_sync(program, outcome, run)
+            closing.append(threading.Thread(target=run.close))
+            closing[0].start()
+            drain_sync(outcome, run)
+        else:
+            take_sync(program, outcome, run)
+        if program.stop == "close":
+            run.close()
+        if program.stop == "raise":
+            raise BodyError
+    for thread in closing:
+        thread.join()
+    return [outcome]
+
+
+def take_sync(program: Program, outcome: Outcome, results: Any) -> None:
+    """Take as many results as the program says."""
+    try:
+        while program.stop is None or len(outcome.outputs) < program.taken:
+            outcome.outputs.append(next(results))
+    except StopIteration:
+        outcome.ended = True
+    except Exception as error:
+        outcome.error = error
+
+
+def drain_sync(outcome: Outcome, results: Any) -> None:
+    """Go on while somebody else closes the run."""
+    if outcome.ended or outcome.error is not None:
+        return
+    try:
+        for value in results:
+            outcome.outputs.append(value)
+        outcome.ended = True
+    except RunStateError:
+        pass
+    except Exception as error:
+        outcome.error = error
+
+
+def epochs_sync(program: Program, pipeline: Any) -> list[Outcome]:
+    """Run several passes."""
+    outcomes: list[Outcome] = []
+    with (
+        suppress(BodyError),
+        pipeline.epochs(program.epochs, overlap=program.overlap) as epochs,
+    ):
+        for run in epochs:
+            outcomes.append(Outcome(run=run))
+            take_sync(program, outcomes[-1], run)
+            if program.stop == "raise":
+                raise BodyError
+            if program.stop == "drop":
+                break
+    return outcomes
+
+
+# Coroutines
+
+
+async def play_async(program: Program) -> list[Outcome]:
+    """Run a program in a task, and stop it as it says."""
+    outcomes: list[Outcome] = []
+    consumer = asyncio.create_task(consume(program, outcomes))
+    if program.stop == "any time":
+        for _ in range(program.taken * 3):
+            await asyncio.sleep(0.0005 if program.seed % 3 == 0 else 0)
+        consumer.cancel()
+    await asyncio.wait([consumer])
+    if not consumer.cancelled() and not isinstance(consumer.exception(), (BodyError, type(None))):
+        consumer.result()
+    if program.stop == "cancel" and not consumer.cancelled():
+        raise AssertionError("a cancellation was swallowed")
+    silent = program.face.startswith("short") or program.stop == "drop"
+    if silent:
+        gc.collect()
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        if not silent:
+            raise AssertionError(f"left behind: {left}")
+        await asyncio.wait(left)
+    return outcomes
+
+
+async def consume(program: Program, outcomes: list[Outcome]) -> None:
+    """Take results on one of the faces."""
+    pipeline: Any = program.pipeline()
+    if program.face == "epochs async":
+        async with pipeline.epochs(program.epochs, overlap=program.overlap) as epochs:
+            async for run in epochs:
+                outcomes.append(Outcome(run=run))
+                await take_async(program, outcomes[-1], run)
+                await give_up(program, run)
+                if program.stop == "drop":
+                    break
+        return
+    outcomes.append(outcome := Outcome())
+    if program.face == "short async" or program.stop == "drop":
+        await take_async(program, outcome, aiter(pipeline))
+        if program.stop == "cancel":
+            await give_up(program, None)
+        return
+    async with pipeline.run(loop="own" if program.face == "own" else "caller") as run:
+        outcome.run = run
+        await take_async(program, outcome, run)
+        if program.stop == "elsewhere":
+            closing = asyncio.create_task(run.aclose())
+            await drain_async(outcome, run)
+            await closing
+        await give_up(program, run)
+
+
+async def take_async(program: Program, outcome: Outcome, results: Any) -> None:
+    """Take as many results as the program says."""
+    endless = program.stop in (None, "any time")
+    try:
+        while endless or len(outcome.outputs) < program.taken:
+            outcome.outputs.append(await anext(results))
+    except StopAsyncIteration:
+        outcome.ended = True
+    except Exception as error:
+        outcome.error = error
+
+
+async def drain_async(outcome: Outcome, results: Any) -> None:
+    """Go on while another task closes the run."""
+    if outcome.ended or outcome.error is not None:
+        return
+    try:
+        async for value in results:
+            outcome.outputs.append(value)
+        outcome.ended = True
+    except RunStateError:
+        pass
+    except Exception as error:
+        outcome.error = error
+
+
+async def give_up(program: Program, run: Any) -> None:
+    """Leave a block as the program says."""
+    if program.stop == "raise":
+        raise BodyError
+    if program.stop == "close" and program.face != "epochs async":
+        await run.aclose()
+    if program.stop == "cancel":
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.get_running_loop().call_soon(me.cancel)
+        await asyncio.Event().wait()
+
+
+def on_loop(work: Coroutine[Any, Any, T], *, uvloop: bool) -> T:
+    """Run a coroutine on a fresh loop; let no error be lost."""
+    factory: Callable[[], AbstractEventLoop] = asyncio.new_event_loop
+    if uvloop and importlib.util.find_spec("uvloop") is not None:
+        factory = importlib.import_module("uvloop").new_event_loop
+    lost: list[dict[str, Any]] = []
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: lost.append(context))
+        result = runner.run(work)
+    assert not lost, f"errors that nobody took: {lost}"
+    return result
+
+
+# Judging
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return what is in nested lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for element in value for leaf in leaves(element)]
+    return [value]
+
+
+def same_error(seen: BaseException | None, wanted: BaseException | None) -> bool:
+    """Tell whether a pass failed as it must: with the same object where an op raised a given one."""
+    if isinstance(wanted, TooManyFailures):
+        return isinstance(seen, TooManyFailures)
+    return seen is wanted or type(seen) is type(wanted) is TypeError  # a new one each time
+
+
+def judge(program: Program, outcome: Outcome, expected: Expected, epoch: int) -> str | None:
+    """Say what is wrong with a pass."""
+    wanted, got = expected.outputs, outcome.outputs
+    if program.exact:
+        known = got == wanted[: len(got)]
+        if not known or (outcome.ended and len(got) != len(wanted)):
+            return f"results: {got}\nexpected: {wanted}"
+        if outcome.error is not None and not same_error(outcome.error, expected.error):
+            return f"failed with {outcome.error!r}, expected {expected.error!r}"
+        if outcome.error is not None and len(got) != len(wanted):
+            return f"{len(got)} results before the failure, expected {len(wanted)}"
+        if outcome.ended and expected.error is not None:
+            return f"ended, but {expected.error!r} was expected"
+    else:
+        # In completion order another failure may come first, and what precedes it is not determined.
+        all_of_it = expected if expected.error is None else program.expected(epoch, "skip")
+        if outcome.ended and expected.error is not None:
+            return f"ended, but a failure was expected: {expected.error!r}"
+        if outcome.error is not None and expected.error is None:
+            return f"failed with {outcome.error!r}, nothing fails in plain loops"
+        left = Counter(leaves(got))
+        left.subtract(leaves(all_of_it.outputs))
+        known = all(count <= 0 for count in left.values())
+        if all_of_it.error is None and not known:
+            return f"results that are not in plain loops: {+left}"
+        if outcome.ended and any(left.values()):
+            return f"missing results: {-left}"
+    return in_numbers(program, outcome, expected)
+
+
+def in_numbers(program: Program, outcome: Outcome, expected: Expected) -> str | None:
+    """Say what is wrong with the statistics of a pass that ended by itself."""
+    if not outcome.ended or outcome.run is None or program.stop is not None or program.cut:
+        return None
+    numbers = outcome.run.statistics()
+    if numbers.in_flight:
+        return f"{numbers.in_flight} items in flight after the end"
+    if program.exact and numbers.failures != expected.failed:
+        return f"{numbers.failures} failures counted, expected {expected.failed}"
+    return None
+
+
+def faults(program: Program) -> str | None:
+    """Run a program once; say what is wrong."""
+    expected = [program.expected(epoch) for epoch in range(program.epochs)]
+    is_async = program.face in ("caller", "own", "short async", "epochs async")
+    played = functools.partial(on_loop, uvloop=program.uvloop)
+    outcomes = played(play_async(program)) if is_async else play_sync(program)
+    if program.stop is None and len(outcomes) != program.epochs:
+        return f"{len(outcomes)} epochs"
+    for epoch, outcome in enumerate(outcomes):
+        wrong = judge(program, outcome, expected[epoch], epoch)
+        if program.stop is None and not outcome.ended and outcome.error is None:
+            wrong = wrong or "neither results nor an end"
+        if wrong:
+            return f"epoch {epoch}: {wrong}"
+    for crowd in program.crowds:
+        if crowd.most > crowd.limit:
+            return f"{crowd.most} calls at once, concurrency={crowd.limit}"
+    if not program.face.startswith("short") and program.stop != "drop":
+        for session in program.sessions:
+            if session.entered != session.left:
+                return f"an op was entered {session.entered} times and left {session.left} times"
+    return None
+
+
+def in_time(work: Callable[[], T], about: object) -> T:
+    """Call ``work`` in a thread; raise with every thread's stack where it does not come back."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="chaos", daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        frames = sys._current_frames()
+        stacks = [
+            f"{other.name}:\n{''.join(traceback.format_stack(frames[other.ident]))}"
+            for other in threading.enumerate()
+            if other.ident in frames
+        ]
+        raise Hang(f"no end after {PATIENCE:g} s of\n{about}\n" + "\n".join(stacks))
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def one_round(seed: int) -> None:
+    """Run the program of a seed.
+
+    Raises:
+        AssertionError: it did not do what plain loops do.
+    """
+    program = draw(seed)
+    for _ in range(TRIES if program.timed else 1):
+        try:
+            wrong = in_time(functools.partial(faults, program), program)
+        except Exception as error:
+            error.add_note(str(program))
+            raise
+        if wrong is None:
+            return
+        program = draw(seed)
+    raise AssertionError(f"{wrong}\n{program}")
+
+
+def several(first: int, count: int) -> None:
+    """Run the programs of several seeds in a row, and look for what they have left behind."""
+    for start in range(first, first + count, AT_ONCE):
+        with check_leaks(timeout=10.0):
+            for seed in range(start, min(start + AT_ONCE, first + count)):
+                one_round(seed)
+
+
+# Soak
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the process uses."""
+
+    memory: int
+    threads: int
+    descriptors: int
+
+
+def reading() -> Reading:
+    """Read it after a collection; Linux only."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    size = pages * os.sysconf("SC_PAGE_SIZE")
+    return Reading(size, threading.active_count(), len(os.listdir("/proc/self/fd")))
+
+
+def growth(readings: list[Reading]) -> str | None:
+    """Say what has grown between the second quarter of the readings and the last one."""
+    quarter = max(1, len(readings) // 4)
+    early, late = readings[quarter : 2 * quarter] or readings[:1], readings[-quarter:]
+    before = statistics.median(one.memory for one in early)
+    after = statistics.median(one.memory for one in late)
+    if after > 1.1 * before + 8 * MEBI:
+        return f"memory grew from {before / MEBI:.0f} to {after / MEBI:.0f} MiB"
+    for name in ("threads", "descriptors"):
+        most = max(getattr(one, name) for one in early)
+        now = min(getattr(one, name) for one in late)
+        if now > most:
+            return f"{name} grew from {most} to {now}"
+    return None
+
+
+def soak(seed: int, seconds: float) -> int:
+    """Run rounds for a time, write a line a minute; return how many."""
+    began = time.monotonic()
+    every = min(60.0, seconds / 20)
+    readings: list[Reading] = []
+    rounds = 0
+    while (now := time.monotonic() - began) < seconds:
+        several(seed + rounds, AT_ONCE)
+        rounds += AT_ONCE
+        if now >= every * (len(readings) + 1):
+            readings.append(one := reading())
+            print(
+                f"{now:6.0f} s {rounds:8} rounds {one.memory / MEBI:6.0f} MiB "
+                f"{one.threads:3} threads {one.descriptors:3} descriptors",
+                flush=True,
+            )
+    if len(readings) < 8:
+        raise SystemExit("too short to tell whether anything grows: give it more seconds")
+    if (grown := growth(readings)) is not None:
+        raise SystemExit(grown)
+    return rounds
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, help="instead of rounds: how long to run")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first round; the next counts on"
+    )
+    parser.add_argument("--soak", action="store_true", help="also fail where memory grows")
+    given = parser.parse_args()
+    rounds = given.rounds
+    try:
+        if given.soak:
+            rounds = soak(given.seed, given.seconds or 1800.0)
+        elif given.seconds is not None:
+            rounds, end = 0, time.monotonic() + given.seconds
+            while time.monotonic() < end:
+                several(given.seed + rounds, AT_ONCE)
+                rounds += AT_ONCE
+        else:
+            several(given.seed, rounds)
+    except Hang as hang:
+        print(hang, file=sys.stderr, flush=True)
+        os._exit(1)  # a thread that hangs must not hold up the exit
+    print(f"{rounds} rounds, nothing wrong")
+
+
+if __name__ == "__main__":
+    main()

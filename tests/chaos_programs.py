@@ -306,7 +306,8 @@ class Drawing:
         program.epochs = random.choice((2, 3)) if is_epochs else 1
         program.overlap = random.random() < 0.7
         program.sink = random.randint(1, 4)
-        program.tree, self.open = self.chained(0)
+        self.more = True  # until who is in a list with whom is unknown
+        program.tree = self.chained(0)
         self.plan_end()
 
     def plan_end(self) -> None:
@@ -354,8 +355,8 @@ class Drawing:
         self.program.ops.append(op)
         return op
 
-    def chained(self, depth: int) -> tuple[Chained, bool]:
-        """Draw a chain; tell whether more stages can follow."""
+    def chained(self, depth: int) -> Chained:
+        """Draw a chain."""
         if depth == 2 or not self.chance(3):
             op = self.op()
             op.recovers = op.drops = 0
@@ -365,9 +366,10 @@ class Drawing:
             tree = Chained(Source(kind, op, range(start, start + count), self.policy()))
         else:
             tree = Chained(self.merged(depth))
-        stages, more = self.stages(self.random.randint(0, 2 if depth else 5), depth, in_route=None)
-        tree.stages = stages
-        return tree, more
+        count = self.random.randint(0, 2 if depth else 5) if self.more else 0
+        tree.stages, more = self.stages(count, depth, in_route=None)
+        self.more &= more
+        return tree
 
     def merged(self, depth: int) -> Merged:
         """Draw several chains, and how they are mixed."""
@@ -375,7 +377,7 @@ class Drawing:
             ("turns", "turns", "first", "only", "weights", "zip", "mix")
         )
         count = self.random.randint(1, 3)
-        branches = [self.chained(depth + 1)[0] for _ in range(count)]
+        branches = [self.chained(depth + 1) for _ in range(count)]
         if not self.program.exact and turns in ("first", "zip"):
             turns = "turns"  # which items came is unknown
         if turns == "mix" and self.program.face == "inline":

@@ -186,6 +186,7 @@ class _Tree(_Loops):
                 places.append(place.at)
         except _Ended as ended:
             failure = ended
+        end = place.at  # where the router failed, or behind everything
         found: list[tuple[float, int, Any]] = []
         failures: list[tuple[float, int, _Ended]] = []
         for branch in range(len(route.branches)):
@@ -201,10 +202,10 @@ class _Tree(_Loops):
             found = list(self.together(given, found, cut))
         for at, branch, value in found:
             if at < cut or (at == cut and branch == culprit) or cut == math.inf:
-                place.at = places[int(at)] if at < math.inf else math.inf
+                place.at = places[int(at)] if at < math.inf else end
                 yield value
+        place.at = places[int(cut)] if cut < math.inf else end
         if error is not None:
-            place.at = places[int(cut)] if cut < math.inf else math.inf
             raise error
 
     def asked(self, route: Route, value: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import chaos
 import pytest
-from chaos_programs import FACES, GIVEN, NARROW, STOPS, Program, draw
+from chaos_drawing import FACES, GIVEN, NARROW, STOPS, draw
+from chaos_programs import Program
 from chaos_reference import Merged, Route, Work
 
 from spdl_async.testing import Expected

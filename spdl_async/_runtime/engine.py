@@ -221,8 +221,7 @@ class Engine:
     def cancel_above(self, step: Step) -> None:
         self.partly_stopped = True
         for above in step.above:
-            if not above.cancelled:
-                above.stop()
+            above.stop_for(step)
             self.cancel_above(above)
 
     def note_peak(self) -> None:

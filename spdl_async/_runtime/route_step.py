@@ -101,6 +101,13 @@ class RouteStep(Step):
         for inlet in self.inlets:
             inlet.close(Halted())
 
+    def stop_for(self, asker: Step) -> None:
+        """Stop feeding; the branches too, unless it is one of them that has failed."""
+        super().stop_for(asker)
+        if asker not in self.inner:
+            for step in self.inner:
+                step.stop_for(self)
+
     # Into the branches
 
     async def feed(self) -> None:

@@ -105,6 +105,11 @@ class Step:
                 self.overdue.discard(task)
                 task.cancel()
 
+    def stop_for(self, asker: Step) -> None:  # noqa: ARG002 -- a route asks who it is
+        """Stop because a step below wants no more."""
+        if not self.cancelled:
+            self.stop()
+
     def take_over(self, before: Step) -> None:
         """Share the slots of the same step of the pass before, which goes first."""
 

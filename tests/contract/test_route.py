@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, assert_type, cast
 
 import pytest
-from faces import ENGINE_FACES, FACES, PATIENCE, Face, drive, notes_of
+from faces import ENGINE_FACES, FACES, PATIENCE, Face, drive, notes_of, run_loop
 
-from spdl_async import DROP, BuildError, Merge, Pipeline, PipelineBuilder, TooManyFailures
+from spdl_async import DROP, BuildError, Merge, Pipeline, PipelineBuilder, TooManyFailures, Zip
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -540,3 +541,42 @@ def test_contract_6_of_lists_too_all_before_the_failed_one_comes_first(
         assert (outcome.outputs, outcome.error) == ([[0, 1]], early)
     else:
         assert (outcome.outputs, outcome.error) == ([[0, 1], [2, 3], [4, 5]], late)
+
+
+@pytest.mark.parametrize("face", ENGINE_FACES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("end", ["take", "zip", "failure"])
+def test_contract_6_13_an_end_below_a_route_stops_its_branches(
+    end: str, order: Order, face: Face
+) -> None:
+    """The pass is over by itself, although branches hold values that nobody will take."""
+
+    def fails(n: int) -> int:
+        if n >= 0:
+            raise KeyError(n)
+        return n
+
+    routed = PipelineBuilder().add_source(lambda: itertools.count())
+    routed = routed.route(lambda n: n % 2, fan, twice, output_order=order)
+    if end == "take":
+        built: Builder = routed.take(5)
+    elif end == "zip":
+        built = PipelineBuilder().add_source(Zip(routed, numbers(5)))
+    else:
+        built = routed.pipe(fails)
+    pipeline = built.build()
+
+    async def main() -> None:
+        where: Any = "own" if face is Face.OWN else "caller"
+        async with pipeline.epochs(3, loop=where, shutdown_timeout=PATIENCE) as epochs:
+            async for run in epochs:
+                with contextlib.suppress(KeyError):
+                    assert len([x async for x in run]) == 5
+
+    if face is Face.SYNC:
+        with pipeline.epochs(3, shutdown_timeout=PATIENCE) as epochs:
+            for run in epochs:
+                with contextlib.suppress(KeyError):
+                    assert len(list(run)) == 5
+    else:
+        run_loop(main(), face)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spdl_async._plan.steps import MAX_WINDOW
+from spdl_async._runtime.channel import nobody
 from spdl_async._runtime.ticket import Item
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class End:
     def __init__(self, route: RouteStep, branch: int) -> None:
         self.route = route
         self.branch = branch
-        self.on_taken: Callable[[int], None] = _nobody
+        self.on_taken: Callable[[int], None] = nobody
         self.on_demand: Callable[[], None] | None = None
         self.on_close: Callable[[BaseException | None], bool] | None = None
         self.quorum = 1
@@ -37,7 +38,3 @@ class End:
         if self.on_close is not None and self.on_close(failure):
             return
         self.route.branch_ended(self.branch, failure)
-
-
-def _nobody(count: int) -> None:
-    """Stand in for a writer that does not count."""

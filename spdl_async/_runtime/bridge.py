@@ -18,6 +18,7 @@ from collections.abc import Callable
 from time import perf_counter as clock
 from typing import Any
 
+from spdl_async._runtime.channel import nobody
 from spdl_async._runtime.ticket import Item, Ledger
 from spdl_async.errors import RunStateError
 
@@ -320,7 +321,7 @@ class Sink:
         self._beyond = 0
         self._results = 0
         self.quorum = 1
-        self.on_taken: Callable[[int], None] = _nobody
+        self.on_taken: Callable[[int], None] = nobody
         self.on_demand: Callable[[], None] | None = None
         self.on_close: Callable[[BaseException | None], bool] | None = None
         handover.attach(loop, self.on_room)
@@ -353,7 +354,3 @@ class Sink:
         if self.on_close is not None and self.on_close(failure):
             return
         self._handover.finish(failure or self._at_end(self._results))
-
-
-def _nobody(count: int) -> None:
-    """Stand in for a writer that does not count."""

@@ -97,7 +97,7 @@ class Channel:
         self._reader = Signal(loop)
         self.closed = False
         self.failure: BaseException | None = None
-        self.on_taken: Callable[[int], None] = _nobody
+        self.on_taken: Callable[[int], None] = nobody
         self.on_demand: Callable[[], None] | None = None
         self.on_close: Callable[[BaseException | None], bool] | None = None
         self.quorum = 1
@@ -143,5 +143,5 @@ class Channel:
             self._reader.set()
 
 
-def _nobody(count: int) -> None:
+def nobody(count: int) -> None:
     """Stand in for a writer that does not count."""

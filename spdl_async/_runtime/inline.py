@@ -32,7 +32,6 @@ from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn
 from spdl_async._runtime.inline_branches import (
     PAUSE,
     InlineRoute,
-    batches,
     elements,
     merged,
     outputs_of,
@@ -40,7 +39,7 @@ from spdl_async._runtime.inline_branches import (
 from spdl_async._runtime.inline_calls import attempt, flow, wait_for_retry
 from spdl_async._runtime.inline_lifespan import in_lifespan
 from spdl_async._runtime.inline_loop import InlineLoop, close
-from spdl_async._runtime.inline_shapes import HeldItems, Waiting, shape, timed_batches
+from spdl_async._runtime.inline_shapes import HeldItems, Waiting, batches, shape
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
@@ -229,8 +228,7 @@ class InlinePass:
         if isinstance(plan, BatchPlan):
             meter = Meter(plan.name, "batch", 1)
             self.meters.append(meter)
-            make = batches if plan.within is None else timed_batches
-            return make(plan, meter, above)
+            return batches(plan, meter, above)
         if isinstance(plan, SHAPE_PLANS):
             return shape(self, plan, above)
         if isinstance(plan, AggregatePlan):

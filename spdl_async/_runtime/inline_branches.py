@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from spdl_async._plan.steps import BatchPlan, MergePlan, RoutePlan
+from spdl_async._plan.steps import MergePlan, RoutePlan
 from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.merge_step import uneven
@@ -180,26 +180,6 @@ class InlineRoute:
 def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
     """Call an aggregator with an item, or to flush it."""
     return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())
-
-
-def batches(plan: BatchPlan, meter: Meter, above: Items) -> Items:
-    """Make lists."""
-    held: list[Item] = []
-    for item in above:
-        if item is PAUSE:
-            yield item
-            continue
-        meter.items_in += 1
-        held.append(item)
-        if len(held) == plan.size:
-            meter.items_out += 1
-            yield batch_of(held, [member.value for member in held])
-            held = []
-    if held and plan.drop_last:
-        meter.dropped += len(held)
-    elif held:
-        meter.items_out += 1
-        yield batch_of(held, [member.value for member in held])
 
 
 def elements(run: InlinePass, stage: Stage, above: Items) -> Items:

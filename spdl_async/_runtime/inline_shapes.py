@@ -184,8 +184,8 @@ class Waiting:
             yield item
 
 
-def timed_batches(plan: BatchPlan, meter: Meter, above: Items) -> Items:
-    """Make lists; short ones where the first item has waited."""
+def batches(plan: BatchPlan, meter: Meter, above: Items) -> Items:
+    """Make lists; short ones where there is a limit and the first item has waited so long."""
     waiting = Waiting(plan.within)
     held: list[Item] = []
     for item in above:

@@ -17,7 +17,7 @@ from typing import Any
 
 from spdl_async._runtime.asking import consult
 from spdl_async._runtime.branch_end import End
-from spdl_async._runtime.channel import Channel, Outlet, Signal
+from spdl_async._runtime.channel import Channel, Outlet, Signal, nobody
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
@@ -86,7 +86,7 @@ class RouteStep(Step):
         self.inlets = inlets
         for inlet in inlets:
             if not isinstance(inlet, End):
-                inlet.on_taken = _nobody if self.by_ways else self.entered
+                inlet.on_taken = nobody if self.by_ways else self.entered
 
     @property
     def by_ways(self) -> bool:
@@ -379,7 +379,3 @@ class RouteStep(Step):
     def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
         self.room.set()
         self.advance_soon()
-
-
-def _nobody(count: int) -> None:
-    """Stand in for a writer that does not count."""

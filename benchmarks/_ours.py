@@ -6,6 +6,8 @@ import asyncio
 import gc
 import itertools
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +88,16 @@ async def async_rate_single(pipeline: Pipeline[int], items: int, loop: Loop) -> 
         seconds = time.perf_counter() - started
     check(taken, items)
     return items / seconds
+
+
+def import_time(module: str, repeats: int) -> float:
+    """Give the median milliseconds in which a fresh interpreter imports a module."""
+    code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(repeats)
+    ]
+    return statistics.median(times) * 1e3
 
 
 def _five() -> Pipeline[int]:

@@ -161,6 +161,26 @@ def one_async_stage(sizes: Sizes) -> Race:
     )
 
 
+def importing(sizes: Sizes) -> Race:
+    """Contract 23."""
+    repeats = max(1, sizes.starts // 4)
+    return Race(
+        key="import",
+        title="a fresh interpreter imports the package",
+        unit="ms",
+        lower_wins=True,
+        baseline="asyncio",
+        contestants=[
+            Contestant(name="asyncio", run=partial(_ours.import_time, "asyncio", repeats)),
+            Contestant(
+                name="spdl_async",
+                run=partial(_ours.import_time, "spdl_async", repeats),
+                targets=(Target(bound=150, at_most=True),),
+            ),
+        ],
+    )
+
+
 def start_stop(sizes: Sizes) -> Race:
     """Row 4."""
     targets = (Target(bound=5, at_most=True),)
@@ -300,6 +320,7 @@ RACES = {
     "thread": one_thread_stage,
     "three": three_thread_stages,
     "async": one_async_stage,
+    "import": importing,
     "start": start_stop,
     "ready": ready,
     "waiting": waiting,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Generic, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, TypeVar
 
+from spdl_async._order import Order
 from spdl_async._run import LoopChoice, PipelineRun, State
-from spdl_async._series import Epoch, Series
-from spdl_async._start import Order
 from spdl_async._sync import SyncPipelineRun
 from spdl_async.errors import RunStateError, ShutdownTimeout
+
+if TYPE_CHECKING:
+    from spdl_async._series import Epoch, Series
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -240,6 +242,8 @@ class Epochs(Generic[T_co]):
     def _start(self) -> Series:
         loop = self._order.plan.loop if self._loop == "auto" else self._loop
         own_loop = self._face == "sync" or loop == "own"
+        from spdl_async._series import Series
+
         self._series = Series(self._order, self._n, overlap=self._overlap, own_loop=own_loop)
         self._state = State.OPEN
         return self._series

@@ -8,12 +8,15 @@ import logging
 import warnings
 from time import perf_counter as clock
 from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, cast
 
-from spdl_async._start import BasePass, Order, Started
+from spdl_async._order import Order
 from spdl_async._wrong_face import NotOrdinary
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
+
+if TYPE_CHECKING:
+    from spdl_async._start import BasePass
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -84,6 +87,8 @@ class PipelineRun(NotOrdinary, Generic[T_co]):
         return self
 
     def _start(self) -> BasePass:
+        from spdl_async._start import Started
+
         self._started = Started(self._order, own_loop=self._own_loop)
         self._state = State.OPEN
         return self._started

@@ -19,11 +19,12 @@ import threading
 from collections.abc import Callable
 
 from spdl_async._loops import LoopThread
+from spdl_async._order import Order
 from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.shared import Shared, join_all, new_pool
-from spdl_async._start import BasePass, Ending, Order, begin_pass
+from spdl_async._start import BasePass, Ending, begin_pass
 from spdl_async.errors import RunStateError
 
 SUPERSEDED = (

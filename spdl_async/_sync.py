@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, cast
 
+from spdl_async._order import Order
 from spdl_async._run import State
-from spdl_async._start import Order, Started, start_inline
 from spdl_async._wrong_face import NotAsync
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
@@ -93,6 +93,8 @@ class SyncPipelineRun(NotAsync, Generic[T_co]):
         return self
 
     def _start(self) -> Pass:
+        from spdl_async._start import Started, start_inline
+
         if self._inline:
             self._started = start_inline(self._order)
         else:

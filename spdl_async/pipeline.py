@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from spdl_async._epochs import Epochs
+from spdl_async._order import Facts, Order
 from spdl_async._plan.bounds import (
     Bound,
     LengthUnknownError,
@@ -21,7 +22,6 @@ from spdl_async._plan.describe import mermaid, text
 from spdl_async._plan.inline import check_inline
 from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._run import LoopChoice, PipelineRun
-from spdl_async._start import Facts, Order
 from spdl_async._sync import SyncPipelineRun
 from spdl_async.errors import BuildError
 from spdl_async.spec.stages import ChainSpec, Scope, scoped
@@ -71,6 +71,9 @@ class Pipeline(Generic[T_co]):
     """
 
     def __init__(self, plan: Plan, chain: ChainSpec, scope: Scope) -> None:
+        # The runtime is loaded here: not when the package is imported, and not when a run begins.
+        import spdl_async._series  # noqa: F401
+
         self._plan = plan
         self._chain = chain
         self._scope = scope

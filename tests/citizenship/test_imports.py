@@ -39,6 +39,24 @@ def test_import_loads_nothing_heavy() -> None:
     assert len(loaded) < 60, loaded
 
 
+def test_the_engine_is_loaded_when_a_pipeline_is_built_and_nothing_when_it_runs() -> None:
+    """Contract 23: half of the package would be half of the time; K7: and not before the first item."""
+    printed = run(
+        """
+        import sys
+        from spdl_async import PipelineBuilder
+        ours = lambda: {name for name in sys.modules if name.startswith("spdl_async.")}
+        imported = ours()
+        pipeline = PipelineBuilder().add_source(range(9)).pipe(str).aggregate(2).build()
+        built = ours()
+        assert len(list(pipeline)) == 5
+        print(sorted(n for n in imported if "._runtime." in n), "spdl_async._runtime.engine" in built)
+        print(sorted(ours() - built))
+        """
+    )
+    assert printed == "['spdl_async._runtime.cancelled'] True\n[]\n"
+
+
 def test_building_and_running_load_nothing_heavy_either() -> None:
     loaded = run(
         """

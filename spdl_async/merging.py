@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.stages import ChainSpec, MergeSpec
@@ -21,6 +21,22 @@ D = TypeVar("D")
 U = TypeVar("U")
 
 Stop = Literal["all", "first"]
+
+
+class MergeOptions(TypedDict, total=False):
+    """Options of ``Merge``, but for ``mix``, which stands alone."""
+
+    weights: Sequence[float] | None
+    stop: Stop
+    seed: int | None
+    name: str | None
+
+
+class ZipOptions(TypedDict, total=False):
+    """Options of ``Zip``."""
+
+    strict: bool
+    name: str | None
 
 
 class Merge(Generic[T_co]):
@@ -64,11 +80,7 @@ class Merge(Generic[T_co]):
         self: Merge[A],
         a: PipelineBuilder[A] | Pipeline[A],
         /,
-        *,
-        weights: Sequence[float] | None = None,
-        stop: Stop = "all",
-        seed: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MergeOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -76,11 +88,7 @@ class Merge(Generic[T_co]):
         a: PipelineBuilder[A] | Pipeline[A],
         b: PipelineBuilder[B] | Pipeline[B],
         /,
-        *,
-        weights: Sequence[float] | None = None,
-        stop: Stop = "all",
-        seed: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MergeOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -89,11 +97,7 @@ class Merge(Generic[T_co]):
         b: PipelineBuilder[B] | Pipeline[B],
         c: PipelineBuilder[C] | Pipeline[C],
         /,
-        *,
-        weights: Sequence[float] | None = None,
-        stop: Stop = "all",
-        seed: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MergeOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -103,20 +107,13 @@ class Merge(Generic[T_co]):
         c: PipelineBuilder[C] | Pipeline[C],
         d: PipelineBuilder[D] | Pipeline[D],
         /,
-        *,
-        weights: Sequence[float] | None = None,
-        stop: Stop = "all",
-        seed: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MergeOptions],
     ) -> None: ...
     @overload
     def __init__(
         self,
         *builders: PipelineBuilder[T_co] | Pipeline[T_co],
-        weights: Sequence[float] | None = None,
-        stop: Stop = "all",
-        seed: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MergeOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -176,9 +173,7 @@ class Zip(Generic[T_co]):
         a: PipelineBuilder[A] | Pipeline[A],
         b: PipelineBuilder[B] | Pipeline[B],
         /,
-        *,
-        strict: bool = False,
-        name: str | None = None,
+        **options: Unpack[ZipOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -187,9 +182,7 @@ class Zip(Generic[T_co]):
         b: PipelineBuilder[B] | Pipeline[B],
         c: PipelineBuilder[C] | Pipeline[C],
         /,
-        *,
-        strict: bool = False,
-        name: str | None = None,
+        **options: Unpack[ZipOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -199,16 +192,13 @@ class Zip(Generic[T_co]):
         c: PipelineBuilder[C] | Pipeline[C],
         d: PipelineBuilder[D] | Pipeline[D],
         /,
-        *,
-        strict: bool = False,
-        name: str | None = None,
+        **options: Unpack[ZipOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: Zip[tuple[U, ...]],
         *builders: PipelineBuilder[U] | Pipeline[U],
-        strict: bool = False,
-        name: str | None = None,
+        **options: Unpack[ZipOptions],
     ) -> None: ...
     def __init__(self, *builders: Any, strict: bool = False, name: str | None = None) -> None:
         if not isinstance(strict, bool):

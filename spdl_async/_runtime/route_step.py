@@ -71,7 +71,6 @@ class RouteStep(Step):
         self.closed = False
         self.fatal: BaseException | None = None
         self.asking = False  # a user's function about a failure
-        self.advancing = False
         self.room = Signal(host.loop)
         out.on_demand = self.pass_demand_on
 
@@ -253,12 +252,6 @@ class RouteStep(Step):
             self.advance_soon()
 
     # To the next step
-
-    def advance_soon(self) -> None:
-        """Advance in the loop's next turn, once for all that comes in this one."""
-        if not self.advancing:
-            self.advancing = True
-            self.host.loop.call_soon(self.advance)
 
     @guarded
     def advance(self) -> None:

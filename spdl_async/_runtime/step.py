@@ -63,6 +63,7 @@ class Step:
         self.tasks: list[Task[None]] = []
         self.overdue: set[Task[Any]] = set()  # cancelled because their time was over, not by a stop
         self.untaken = 0
+        self.advancing = False
         self.untaken_since = 0.0
         out.on_taken = self.taken
 
@@ -167,6 +168,15 @@ class Step:
         if task in self.tasks:
             self.tasks.remove(task)
 
+    def advance_soon(self) -> None:
+        """Advance in the loop's next turn, once for all that finishes in this one."""
+        if not self.advancing:
+            self.advancing = True
+            self.host.loop.call_soon(self.advance)
+
+    def advance(self) -> None:
+        """Hand on what is finished."""
+
     # What is handed on stays counted here until the next step takes it.
 
     def emit(self, items: list[Item]) -> None:
@@ -218,7 +228,6 @@ class WindowedStep(Step):
         self.input_ended = False
         self.closed = False
         self.fatal: BaseException | None = None
-        self.advancing = False
         self.room = Signal(host.loop)
         self.feeder: Task[None] | None = None
         self.by_call = any(j.budget.limit is not None for j in judges)
@@ -271,12 +280,6 @@ class WindowedStep(Step):
         self.finish_input()
         self.hand_over()
         self.advance()
-
-    def advance_soon(self) -> None:
-        """Advance in the loop's next turn, once for all that finishes in this one."""
-        if not self.advancing:
-            self.advancing = True
-            self.host.loop.call_soon(self.advance)
 
     @guarded
     def advance(self) -> None:

@@ -91,7 +91,7 @@ def aggregator_lifespan(given: Any, make: Callable[[], Any]) -> Lifespan | None:
         made = entered if isinstance(entered, Aggregator) else owner
         return lambda: made
 
-    return Lifespan(owner=owner, use=use)
+    return Lifespan(owner=owner, use=use, makes_owner=True)
 
 
 def check_lifespan(owner: Any, where: str) -> None:

@@ -31,12 +31,14 @@ class Lifespan:
 
     Attributes:
         owner: returns the object that is an async context manager or has a ``lifespan()``.
+        makes_owner: ``owner`` runs code of the user's, which does not belong on the loop.
         use: takes the owner and what entering it gave; returns what is called from then on in place
             of the op's ``call``, ``None`` where that stays.
     """
 
     owner: Callable[[], Any]
     use: Callable[[Any, Any], Callable[..., Any] | None]
+    makes_owner: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ class AggregateHop(BaseHop):
             if now - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
                 step.wake()
                 return self.requeue()
-        step.note_statistics()
+        if share:  # not noted since
+            step.note_statistics()
         return False
 
     def call(self, item: Item | None) -> Outcome:

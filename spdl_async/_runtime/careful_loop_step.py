@@ -16,13 +16,17 @@ from spdl_async.spec.markers import DROP
 
 
 class CarefulLoopStep(LoopStep):
-    """One 1→1 coroutine function; its workers stay until the last item has left the window."""
+    """One 1→1 coroutine function; with retries its workers stay until the last item has left."""
 
     def __init__(self, *arguments: Any, timeout: float | None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.timeout = timeout
-        self.waits = Backoff(self.host.loop, self.count_retry, self.start_due)
-        self.backoff = self.waits
+        self.calling = 0
+        if self.judges[0].retries is not None:
+            self.backoff = Backoff(self.host.loop, self.count_retry, self.start_due)
+
+    def slots_taken(self) -> int:
+        return self.calling
 
     def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
         """Count a call that is to be made again."""
@@ -42,8 +46,8 @@ class CarefulLoopStep(LoopStep):
 
     def next_item(self) -> Item | None:
         """Return what a worker is to do next: what was begun before goes on first, and in any case."""
-        if self.waits.due:
-            item: Item = self.waits.due.popleft()
+        if self.backoff is not None and self.backoff.due:
+            item: Item = self.backoff.due.popleft()
             return item
         return None if self.halted or not self.inbox else self.inbox.popleft()
 
@@ -54,15 +58,26 @@ class CarefulLoopStep(LoopStep):
             item = self.next_item()
             if item is None:
                 self.adapt()
+                if self.input_ended and self.backoff is None:
+                    return
                 sleeper = self.host.loop.create_future()
                 self.sleepers.append(sleeper)
                 await sleeper
                 resumed = clock()
                 continue
-            if self.inbox or self.waits.due:
-                self.rouse(len(self.inbox) + len(self.waits.due))
-            await self.attempt(item, deadline)
+            due = 0 if self.backoff is None else len(self.backoff.due)
+            if self.inbox or due:
+                self.rouse(len(self.inbox) + due)
+            self.calling += 1
+            if self.successor is not None:  # as soon as this item, perhaps the last, has begun
+                self.host.loop.call_soon(self.hand_over)
+            try:
+                await self.attempt(item, deadline)
+            finally:
+                self.calling -= 1
             del item
+            if self.successor is not None:
+                self.hand_over()
             if clock() - resumed > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 resumed = clock()
@@ -92,9 +107,9 @@ class CarefulLoopStep(LoopStep):
         meter.calls += 1
         if failure is not None:
             wait = self.judges[0].retry_after(item, failure)
-            if wait is not None:
-                self.waits.news.append((item, wait))
-                self.waits.arm()
+            if wait is not None and self.backoff is not None:
+                self.backoff.news.append((item, wait))
+                self.backoff.arm()
                 return
             self.fail(item, failure)
         elif result is DROP:
@@ -113,4 +128,5 @@ class CarefulLoopStep(LoopStep):
 
     def stop(self) -> None:
         super().stop()
-        self.waits.clear()
+        if self.backoff is not None:
+            self.backoff.clear()

@@ -77,10 +77,6 @@ class ThreadFlowStep(HoppingStep):
         self.runs: deque[list[Any]] = deque()  # [flow, number]: whose values wait to be taken
         self.slots: dict[Flow, list[FlowHop]] = {}
 
-    @property
-    def may_call_again(self) -> bool:
-        return bool(self.flows)
-
     def new_hop(self) -> FlowHop:
         return FlowHop(self)
 

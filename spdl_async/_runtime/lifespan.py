@@ -133,7 +133,8 @@ class Keeper:
             if step.cancelled:
                 return False
             try:
-                owner = span.owner()
+                made = span.makes_owner
+                owner = await self.in_thread(span.owner, context) if made else span.owner()
                 entered, leave = await self.enter(owner, context)
                 leaves.append((op, leave))
                 call = span.use(owner, entered)

@@ -70,6 +70,9 @@ class Backoff:
         self.news: deque[tuple[Any, float]] = deque()
         self.due: deque[Any] = deque()
 
+    def __len__(self) -> int:
+        return len(self.news) + len(self._timers) + len(self.due)
+
     def arm(self) -> None:
         """Start the timers of what has come, on the loop."""
         while self.news:

@@ -64,13 +64,7 @@ class SlottedStep(WindowedStep):
     def may_start(self) -> bool:
         """Whether calls may still have to be started."""
         inp = self.inp
-        again = self.backoff is not None and self.may_call_again
-        return not self.halted and bool(self.inbox or len(inp) or not inp.closed or again)
-
-    @property
-    def may_call_again(self) -> bool:
-        """Whether an item whose call was started may need another one."""
-        return self.unfinished > 0
+        return not self.halted and bool(self.inbox or len(inp) or not inp.closed)
 
     def take_over(self, before: Step) -> None:
         if isinstance(before, SlottedStep):
@@ -82,7 +76,8 @@ class SlottedStep(WindowedStep):
         after = self.successor
         if after is None or self.may_start:
             return
-        taken = self.slots_taken()
+        # What waits for its next call will need a slot again.
+        taken = self.slots_taken() + (0 if self.backoff is None else len(self.backoff))
         if not taken:
             self.successor = None
         spare = after.full - taken

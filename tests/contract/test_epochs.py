@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
-from faces import ENGINE_FACES, Crowd, Face, Gate, drive, run_loop
+from faces import ENGINE_FACES, PATIENCE, Crowd, Face, Gate, drive, run_loop
 
 from spdl_async import (
     BuildError,
@@ -618,3 +618,44 @@ def test_epochs_go_on_after_items_were_tried_again(face: Face, kind: str, gives_
                 assert [list(run) for run in epochs] == [expected] * 3
         else:
             run_loop(main(), face)
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("kind", ["plain", "timeout", "retry", "retry sync"])
+def test_one_straggler_leaves_the_other_slots_to_the_next_epoch(face: Face, kind: str) -> None:
+    """The last item of the first epoch ends only when the second one has got to work."""
+    second = threading.Event()
+    begun: Counter[int] = Counter()
+
+    def begin(n: int) -> bool:
+        begun[n] += 1
+        if n == 0 and begun[n] == 2:
+            second.set()
+        return n == 7 and begun[n] == 1
+
+    async def op(n: int) -> int:
+        if begin(n):
+            assert await asyncio.to_thread(second.wait, PATIENCE)
+        return n
+
+    def sync_op(n: int) -> int:
+        if begin(n):
+            assert second.wait(PATIENCE)
+        return n
+
+    options: dict[str, Any] = {"timeout": {"timeout": 60.0}, "plain": {}}.get(
+        kind, {"retry": Retry(2)}
+    )
+    stage: Any = sync_op if kind == "retry sync" else op
+    pipeline = PipelineBuilder().add_source(range(8)).pipe(stage, concurrency=4, **options).build()
+
+    async def main() -> None:
+        where: Any = "own" if face is Face.OWN else "caller"
+        async with pipeline.epochs(2, loop=where) as epochs:
+            assert [[x async for x in run] async for run in epochs] == [list(range(8))] * 2
+
+    if face is Face.SYNC:
+        with pipeline.epochs(2) as epochs:
+            assert [list(run) for run in epochs] == [list(range(8))] * 2
+    else:
+        run_loop(main(), face)

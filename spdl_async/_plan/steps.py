@@ -251,7 +251,7 @@ class MergePlan:
     @property
     def bound(self) -> int:
         """The largest number of items taken from the branches and not handed on."""
-        return max(2 * len(self.branches), MAX_WINDOW)
+        return max(4 * len(self.branches), MAX_WINDOW)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ class MergeStep(Step):
         ready: what is to be handed on before anything is waited for.
     """
 
+    items_each = 1  # items of the branches that one of ``ready`` is made of
+
     def __init__(
         self,
         host: Host,
@@ -85,7 +87,7 @@ class MergeStep(Step):
                 await self.flush()  # before waiting
             meter = self.meters[0]
             began = clock()
-            most = max(1, self.pace.window // len(self.inputs))
+            most = max(1, self.pace.window // (2 * len(self.inputs)))  # the other half is ready
             items.extend(await channel.get_many(most))
             meter.waiting_input += clock() - began
             if not items:
@@ -99,7 +101,7 @@ class MergeStep(Step):
     async def put(self, item: Item) -> None:
         """Hand an item on, together with others where there are many."""
         self.ready.append(item)
-        if len(self.ready) >= max(1, self.pace.window // 2):
+        if len(self.ready) >= max(1, self.pace.window // (2 * self.items_each)):
             await self.flush()
 
     async def flush(self) -> None:
@@ -300,6 +302,7 @@ def make_merge(engine: Engine, plan: MergePlan, inputs: list[Channel], out: Outl
         step.to_first_end = plan.stop == "first"
     elif isinstance(step, ZipStep):
         step.strict = plan.strict
+        step.items_each = len(inputs)
     elif isinstance(step, MixStep):
         step.mix = plan.op.call
     return step

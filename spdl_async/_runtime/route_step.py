@@ -23,7 +23,7 @@ from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import Item, OpFailure
-from spdl_async._runtime.way import Part, Way, in_places, inside, way_of
+from spdl_async._runtime.way import Member, Part, Way, in_places, inside, way_of
 
 
 class Halted(Exception):  # noqa: N818 -- a mark, never raised
@@ -216,25 +216,28 @@ class RouteStep(Step):
 
     def come_back(self, item: Item, way: Way) -> None:
         """Give a result the identity that it had before the branch."""
-        origin = way.origin
-        if origin.members is None:
-            way.root.open += 1  # the origin's own count is released when the way is done
-            item.root = way.root
-            way.results.append(item)
-            way.open -= 1
-            if not way.open:
-                way.left()
+        if isinstance(way, Member):
+            self.come_back_of_batch(item, way)
             return
+        way.root.open += 1  # the origin's own count is released when the way is done
+        item.root = way.root
+        way.results.append(item)
+        way.open -= 1
+        if not way.open:
+            way.left()
+
+    def come_back_of_batch(self, item: Item, way: Member) -> None:
+        """Give a batch its members again, or an element that was taken out of one its identity."""
+        origin = way.whole.origin
         back = item.child(item.value, item.path)
         item.value = None
         if item.members is not None:
             back.members, back.root = origin.members, origin.ticket
             self.host.ledger.adopt(origin, 1)
-        else:  # an element of a list that was taken apart in the branch
-            member = next((m for m in origin.members if m.index == item.index), origin.members[0])
-            back.root = member.ticket
-            self.host.ledger.adopt(member, 1)
-        way.results.append(back)
+        else:
+            back.root = way.origin.ticket
+            self.host.ledger.adopt(way.origin, 1)
+        way.whole.results.append(back)
         self.host.ledger.release(item)
 
     def way_done(self, way: Way) -> None:

@@ -68,13 +68,32 @@ class Part(Way):
             whole.left()
 
 
+class Member(Way):
+    """The ticket of one member of a batch on its way through a branch, where it may be taken out.
+
+    Attributes:
+        whole: the way of the batch.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Way, member: Item) -> None:
+        super().__init__(whole.step, member, whole.branch)
+        self.whole = whole
+
+    def left(self) -> None:
+        self.whole.open -= 1
+        if not self.whole.open:
+            self.whole.left()
+
+
 def inside(item: Item, way: Way, value: Any) -> Item:
     """Return the item that goes through a branch in the place of a routed one."""
     members = item.members
-    if members is None:
+    if not members:  # also of what an aggregator has made of nothing
         return Item(value, item.index, item.source, way, item.path)
     way.open = len(members)
-    own = [Item(None, m.index, m.source, way, m.path) for m in members]
+    own = [Item(None, m.index, m.source, Member(way, m), m.path) for m in members]
     return Item(value, item.index, item.source, way, item.path, own)
 
 

@@ -369,3 +369,22 @@ def test_a_merge_in_a_built_pipeline_keeps_its_seed() -> None:
     one = list(PipelineBuilder().add_source(inner).build(seed=2))
     other = list(PipelineBuilder().add_source(inner).build(seed=3))
     assert one == other == list(drawn.build(seed=1))
+
+
+@pytest.mark.parametrize("face", ENGINE_FACES)
+@pytest.mark.parametrize("shape", ["turns", "weights", "zip"])
+def test_contract_4_what_is_taken_from_branches_stays_within_the_bound(
+    shape: str, face: Face
+) -> None:
+    one = source(range(5_000)).pipe(lambda n: n, concurrency=2)
+    two = source(range(5_000))
+    if shape == "zip":
+        built = PipelineBuilder().add_source(Zip(one, two))
+    else:
+        built = merged(one, two, weights=None if shape == "turns" else [1, 3])
+    pipeline = built.build()
+    outcome = drive(pipeline, face)
+    assert len(outcome.result()) == (5_000 if shape == "zip" else 10_000)
+    bound = pipeline.describe().source_items_bound
+    assert bound is not None
+    assert outcome.statistics.peak_in_flight <= bound

@@ -580,3 +580,37 @@ def test_contract_6_13_an_end_below_a_route_stops_its_branches(
                     assert len(list(run)) == 5
     else:
         run_loop(main(), face)
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_an_aggregator_makes_of_no_data_goes_through_a_route(order: Order, face: Face) -> None:
+    class Told:
+        def accumulate(self, item: int) -> list[str]:
+            return []
+
+        def flush(self) -> list[str]:
+            return ["nothing came"]
+
+    built = (
+        numbers(0)
+        .aggregate(Told)
+        .route(lambda text: 0, lambda b: b.pipe(str.upper), output_order=order)
+    )
+    assert drive(built, face).result() == ["NOTHING CAME"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_elements_of_routed_batches_are_those_of_their_own_source_item(face: Face) -> None:
+    def fails(text: str) -> str:
+        if text == "b1":
+            raise KeyError(text)
+        return text
+
+    one, two = (PipelineBuilder().add_source([f"{c}{n}" for n in range(3)]) for c in "ab")
+    batches = PipelineBuilder().add_source(Merge(one, two)).aggregate(4)
+    built = batches.route(lambda batch: 0, lambda b: b.disaggregate())
+    outcome = drive(built.pipe(fails, on_error="skip"), face)
+    assert outcome.result() == ["a0", "b0", "a1", "a2", "b2"]
+    assert [(f.index, f.source) for f in outcome.failures] == [(1, "'b1'")]
+    assert outcome.statistics.in_flight == 0

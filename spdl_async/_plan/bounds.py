@@ -118,7 +118,11 @@ def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
         elif isinstance(step, RoutePlan) and all(
             isinstance(inner, (MapPlan, RoutePlan)) for inner in steps_of([step])
         ):
-            total += step.bound * each
+            # With ways of their own it counts all that is in the branches, else what none has taken.
+            inner = () if step.ordered or step.batched else steps_of([step])
+            held = sum(held_by(s) for s in inner if isinstance(s, MapPlan))
+            held += sum(s.bound for s in steps_of([step]) if isinstance(s, RoutePlan))
+            total += held * each
         elif isinstance(step, SHAPE_PLANS):
             total += shape_bound(step)[0] * each
         else:

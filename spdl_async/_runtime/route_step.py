@@ -66,6 +66,7 @@ class RouteStep(Step):
         self.held: deque[Way] = deque()
         self.done: deque[Way] = deque()
         self.ready: list[Item] = []
+        self.owed: deque[tuple[End, int]] = deque()
         self.verdicts: dict[int, BaseException | None] = {}
         self.input_ended = False
         self.closed = False
@@ -113,7 +114,7 @@ class RouteStep(Step):
         """Send items into the branches as far as the window has room."""
         inp, meter = self.inp, self.meters[0]
         while True:
-            free = self.pace.window - self.accepted - self.untaken
+            free = self.pace.window - self.accepted - (self.untaken if self.by_ways else 0)
             if free < 1:
                 await self.room.wait()
                 continue
@@ -192,10 +193,9 @@ class RouteStep(Step):
     def arrived(self, end: End, items: list[Item]) -> None:
         """Take what a branch has made."""
         if not self.by_ways:
-            if not isinstance(self.inlets[end.branch], End):
-                end.on_taken(len(items))
-            else:
-                self.entered(len(items))
+            self.owed.append(
+                (end, len(items))
+            )  # whoever made them counts them until they are taken
             self.ready += items
             self.advance_soon()
             return
@@ -372,6 +372,16 @@ class RouteStep(Step):
         self.stop()
         self.out.close(error)
 
-    def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
+    def after_taken(self, count: int) -> None:
+        while count and self.owed:
+            end, number = self.owed.popleft()
+            taken = min(count, number)
+            if taken < number:
+                self.owed.appendleft((end, number - taken))
+            count -= taken
+            if isinstance(self.inlets[end.branch], End):  # a branch without steps: they were ours
+                self.entered(taken)
+            else:
+                end.on_taken(taken)
         self.room.set()
         self.advance_soon()

@@ -13,7 +13,7 @@ import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, run_loop
 from kinds import EACH_ENGINE_CASE, ORDERS, Kind, Order, Work, kind_id, same
 
-from spdl_async import BuildError, PipelineBuilder
+from spdl_async import BuildError, Merge, PipelineBuilder, Zip
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -161,6 +161,22 @@ class Held:
         return []
 
 
+def plain() -> PipelineBuilder[int]:
+    return PipelineBuilder().add_source(range(10**9))
+
+
+def merged(branch: PipelineBuilder[int], **options: Any) -> PipelineBuilder[int]:
+    return PipelineBuilder().add_source(Merge(branch, plain(), **options))
+
+
+def parity(n: int) -> int:
+    return n % 2
+
+
+def evens(numbers: list[int]) -> list[int]:
+    return numbers
+
+
 CHAINS: dict[str, Stages] = {
     "thread": lambda b: b.pipe(same),
     "threads": lambda b: b.pipe(same, concurrency=8, output_order="completion"),
@@ -177,6 +193,17 @@ CHAINS: dict[str, Stages] = {
     "source-into-large-batches": lambda b: b.aggregate(700),
     "aggregator": lambda b: b.pipe(same).aggregate(Held).pipe(on_loop),
     "nothing": lambda b: b,
+    "merge": lambda b: merged(b.pipe(same)),
+    "merge-weights": lambda b: merged(b, weights=[3, 1]).pipe(same),
+    "zip": lambda b: PipelineBuilder().add_source(Zip(b.pipe(on_loop), plain())).pipe(len),
+    "route": lambda b: b.route(parity, lambda r: r.pipe(same), lambda r: r.pipe(on_loop)),
+    "route-completion": lambda b: b.route(
+        parity, lambda r: r.pipe(same), lambda r: r, output_order="completion"
+    ),
+    "route-expand": lambda b: b.route(parity, lambda r: r.pipe(each), lambda r: r),
+    "route-lists": lambda b: b.aggregate(4).route(
+        lambda numbers: [n % 2 for n in numbers], lambda r: r, lambda r: r.pipe(evens), batched=True
+    ),
     "shuffle": lambda b: b.shuffle(20).pipe(same),
     "shuffle-of-batches": lambda b: b.aggregate(3).shuffle(4).pipe(len),
     "shapes": lambda b: b.skip(2).take(10**9).enumerate().pipe(len),
@@ -184,6 +211,8 @@ CHAINS: dict[str, Stages] = {
     "timed-batches-now": lambda b: b.aggregate(7, within=1e-6).pipe(len),
 }
 WEIGHTS = {
+    "zip": 2,
+    "route-lists": 4,
     "shuffle-of-batches": 3,
     "shapes": 3,
     "timed-batches": 7,

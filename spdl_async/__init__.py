@@ -1,8 +1,8 @@
 """Asyncio-native, thread-based data loading for machine learning.
 
 The layers point one way: errors, statistics ← spec ← _plan ← _runtime ← _run, _sync, _epochs,
-pipeline ← builder ← this module. Collating, pictures, devices and the rest live in subpackages that use only
-what is named here. ``tests/test_layers.py`` enforces this.
+pipeline ← builder ← elements ← this module. Collating, pictures, devices and the rest live in
+subpackages that use only what is named here. ``tests/test_layers.py`` enforces this.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from spdl_async._sync import SyncPipelineRun as SyncPipelineRun
 from spdl_async.aggregators import BatchBy as BatchBy
 from spdl_async.aggregators import BucketBy as BucketBy
 from spdl_async.builder import PipelineBuilder as PipelineBuilder
+from spdl_async.elements import map_items as map_items
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
 from spdl_async.errors import DecodeError as DecodeError
@@ -71,6 +72,7 @@ __all__ = [
     "UnusedBuilderWarning",
     "Zip",
     "cancelled",
+    "map_items",
     "on",
     "per_thread",
 ]

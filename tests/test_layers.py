@@ -29,6 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "pipeline": {"_epochs", "_run", "_sync", "_order", "_series", "_plan", "spec", "errors"},
     "merging": {"spec", "errors"},
     "builder": {"merging", "pipeline", "aggregators", "_plan", "spec", "errors"},
+    "elements": {"builder", "spec", "errors"},
 }
 PUBLIC = "the public API"
 # The extension packages use what ``spdl_async`` itself exports, and what stands here.

@@ -140,12 +140,14 @@ def _lines(outcome: Outcome, each: Contestant) -> list[tuple[str, ...]]:
     numbers = tuple(
         number(value) for value in (outcome.median(each.name), min(values), max(values))
     )
+    baseline = outcome.race.baseline
     targets = [target for target in each.targets if _applies(outcome, target)]
-    if not targets:
-        baseline = outcome.race.baseline
-        ratio = outcome.ratio(each.name, baseline) if baseline is not None else None
-        return [("", "" if ratio is None else f"{number(ratio)} x", "", each.name, *numbers)]
     lines: list[tuple[str, ...]] = []
+    if not targets or targets[0].reference not in (None, baseline):
+        # The column "measured" of a contestant's own line is against the baseline, in every line.
+        ratio = outcome.ratio(each.name, baseline) if baseline is not None else None
+        measured = "" if ratio is None else f"{number(ratio)} x"
+        lines.append(("", measured, "", each.name, *numbers))
     for target in targets:
         first = not lines
         name = each.name if first else f"  against {target.reference}"

@@ -27,6 +27,7 @@ from benchmarks._measure import (
     run_race,
     table,
 )
+from benchmarks._shapes import shapes
 
 MAP = "ThreadPoolExecutor(4).map"
 SPDL = "SPDL"
@@ -326,6 +327,7 @@ RACES = {
     "waiting": waiting,
     "fairness": fairness,
     "epochs": epochs,
+    "shapes": shapes,
 }
 
 

@@ -32,6 +32,7 @@ def test_engine_prints_every_row() -> None:
         "waiting",
         "fairness",
         "epochs",
+        "shapes",
         "growth",
         "memory",
     )
@@ -49,6 +50,8 @@ def test_engine_prints_every_row() -> None:
         "queue.Queue between two threads",
         "spdl_async, two stages on our pool",
         "spdl_async, epochs(), for",
+        "Merge of two sources, no stage",
+        "route, batched, two empty branches",
         "missed: ",
     ):
         assert text in output
@@ -130,6 +133,8 @@ def test_a_table_judges_targets_and_names_what_is_absent() -> None:
         Contestant(name="slow", run=lambda: 5.0, targets=(Target(bound=4.0, at_most=True),)),
         Contestant(name="absent", run=None),
     ]
+    other = (Target(bound=2.0, reference="slow"), Target(bound=9.0, reference="slow"))
+    contestants.append(Contestant(name="twice", run=lambda: 20.0, targets=other))
     race = Race(key="k", title="t", unit="u", contestants=contestants, baseline="base")
     outcome = run_race(race, rounds=1)
     lines = [line.split() for line in table(outcome).splitlines()]
@@ -138,8 +143,11 @@ def test_a_table_judges_targets_and_names_what_is_absent() -> None:
         [">=", "2", "x", "2.00", "x", "ok", "quick", "20.0", "20.0", "20.0"],
         ["<=", "4", "5.00", "MISSED", "slow", "5.00", "5.00", "5.00"],
         ["absent:", "not", "installed"],
+        ["2.00", "x", "twice", "20.0", "20.0", "20.0"],  # always against the baseline
+        [">=", "2", "x", "4.00", "x", "ok", "against", "slow"],
+        [">=", "9", "x", "4.00", "x", "MISSED", "against", "slow"],
     ]
-    assert missed(outcome) == ["[k] slow"]
+    assert missed(outcome) == ["[k] slow", "[k] twice"]
 
 
 def test_percentile_is_the_nearest_rank() -> None:

@@ -27,6 +27,8 @@ class ListAggregator(Generic[T_contra]):
     """
 
     tells_members = True  # what it returns is Gathered
+    # The most items in the open lists together, and in one list; None where nothing limits them.
+    _most_items: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self._begin()
@@ -97,6 +99,8 @@ class BatchBy(ListAggregator[T_contra]):
         self._cost = cost
         self._max_cost = max_cost
         self._max_items = max_items
+        if max_items is not None:
+            self._most_items = (max_items, max_items)
         super().__init__()
 
     def _begin(self) -> None:
@@ -205,6 +209,9 @@ class BucketBy(ListAggregator[T_contra]):
                 "BucketBy: give batch_size=, max_cost= or both, else no list is ever full"
             )
         self._max_cost = max_cost
+        sizes = [size for size in self._sizes if size is not None]
+        if sizes:
+            self._most_items = (sum(sizes), max(sizes))
         super().__init__()
 
     def _begin(self) -> None:

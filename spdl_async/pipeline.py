@@ -38,8 +38,9 @@ class Description:
         mermaid: the chain as a Mermaid flow chart.
         loop: where ``loop="auto"`` runs the stages: ``"caller"`` or ``"own"``.
         bounds: the most elements that each place can hold.
-        source_items_bound: the most source items in flight; ``None`` below an
-            aggregator of yours or ``disaggregate``, where it cannot be computed.
+        source_items_bound: the most source items in flight; ``None`` where it cannot be computed: with
+            ``disaggregate``, an aggregator of yours or one without a limit on its items,
+            ``Merge(mix=)``, or a route whose branches make many items of one or gather them.
         epochs_source_items_bound: the same for :meth:`Pipeline.epochs`, where the next pass begins
             while the current one still has items in flight.
         num_threads: the size of the thread pool.
@@ -149,6 +150,7 @@ class Pipeline(Generic[T_co]):
         overlap: bool = True,
         loop: LoopChoice = "auto",
         shutdown_timeout: float = 30.0,
+        stall_warning: float | None = 60.0,
     ) -> Epochs[T_co]:
         """Return passes in a row, for ``async for`` or ``for``, without a pause between them.
 
@@ -164,6 +166,7 @@ class Pipeline(Generic[T_co]):
             loop: as in :meth:`run`; ordinary code always uses a loop of ours.
             shutdown_timeout: seconds that leaving the block, or leaving a run early, waits for user
                 code that still runs.
+            stall_warning: as in :meth:`run`, for each of the passes; ``None``: never.
 
         Raises:
             BuildError: an option has no meaning, or the source is an iterator, which has one pass
@@ -183,7 +186,7 @@ class Pipeline(Generic[T_co]):
                     f"one pass only; give add_source a list, another re-iterable, or a callable that "
                     f"returns a fresh iterator, or ask for epochs(1)"
                 )
-        order = self._order(None, shutdown_timeout, verb="epochs")
+        order = self._order(None, shutdown_timeout, stall_warning, verb="epochs")
         return Epochs(order, n, overlap=overlap, loop=loop)
 
     def __aiter__(self) -> AsyncIterator[T_co]:

@@ -65,7 +65,10 @@ def _bound_of(step: StepPlan) -> Bound:
     if isinstance(step, BatchPlan):
         return Bound(step.name, step.bound, "open batch and small ones ahead")
     if isinstance(step, AggregatePlan):
-        return Bound(step.op.name, None, "whatever the aggregator holds")
+        held = (
+            "whatever the aggregator holds" if step.bound is None else "open lists, and what waits"
+        )
+        return Bound(step.op.name, step.bound, held)
     if isinstance(step, RoutePlan):
         return Bound(step.name, step.bound, "in the branches, or waiting for an earlier one")
     if isinstance(step, SHAPE_PLANS):
@@ -115,6 +118,9 @@ def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
         elif isinstance(step, BatchPlan):
             total += step.bound * each
             each *= step.size
+        elif isinstance(step, AggregatePlan) and step.bound is not None and step.most is not None:
+            total += step.bound * each
+            each *= step.most[1]
         elif isinstance(step, RoutePlan) and all(
             isinstance(inner, (MapPlan, RoutePlan)) for inner in steps_of([step])
         ):

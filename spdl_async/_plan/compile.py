@@ -287,6 +287,7 @@ def plan_step(
         drop_last=spec.drop_last,
         executor=place,
         within=check_within(spec.within),
+        most=getattr(spec.aggregator, "_most_items", None),
     )
 
 

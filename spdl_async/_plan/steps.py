@@ -22,6 +22,7 @@ MAX_CHUNK = 256
 FLOW_FACTOR = 2
 MAX_FLOW = 64
 FLATTEN_CHUNK = 16
+AGGREGATE_WINDOW = 64
 ABANDONED_FACTOR = 2
 
 
@@ -171,13 +172,24 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatePlan:
-    """Run a user's aggregator; ``make`` returns a fresh one for each run."""
+    """Run a user's aggregator; ``make`` returns a fresh one for each run.
+
+    Attributes:
+        most: of an aggregator of ours with a limit on its items, the most that its open lists hold
+            together and the most in one list.
+    """
 
     op: OpPlan
     make: Callable[[], Any]
     drop_last: bool
     executor: Executor | None
     within: float | None = None
+    most: tuple[int, int] | None = None
+
+    @property
+    def bound(self) -> int | None:
+        """The most items that the step holds: those whose call is not settled, and the lists' own."""
+        return None if self.most is None else AGGREGATE_WINDOW + self.most[0]
 
 
 @dataclass(frozen=True, kw_only=True)

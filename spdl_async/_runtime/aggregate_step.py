@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from time import perf_counter as clock
-from typing import Any, Final
+from typing import Any
 
+from spdl_async._plan.steps import AGGREGATE_WINDOW
 from spdl_async._runtime.asking import consult
 from spdl_async._runtime.batch_step import batch_of, shorten
 from spdl_async._runtime.channel import Channel, Outlet
@@ -22,8 +23,6 @@ from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.aggregator import Gathered
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
-
-WINDOW: Final = 64
 
 # (the item, ``None`` for the flush; the outputs; what went wrong)
 Outcome = tuple[Item | None, list[Any], OpFailure | None]
@@ -132,7 +131,7 @@ class AggregateStep(HoppingStep):
             concurrency=1,
             executor=executor,
             ordered=True,
-            pace=Pace(WINDOW, WINDOW),
+            pace=Pace(AGGREGATE_WINDOW, AGGREGATE_WINDOW),
             judges=[judge],
             meters=[meter],
         )

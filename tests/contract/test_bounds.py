@@ -13,7 +13,7 @@ import pytest
 from faces import ENGINE_FACES, FACES, Crowd, Face, Gate, drive, run_loop
 from kinds import EACH_ENGINE_CASE, ORDERS, Kind, Order, Work, kind_id, same
 
-from spdl_async import BuildError, Merge, PipelineBuilder, Zip
+from spdl_async import BatchBy, BucketBy, BuildError, Merge, PipelineBuilder, Zip
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -177,6 +177,18 @@ def evens(numbers: list[int]) -> list[int]:
     return numbers
 
 
+def nothing(_: int) -> int:
+    return 0
+
+
+def third(n: int) -> int:
+    return n % 3
+
+
+def same_list(numbers: list[int]) -> list[int]:
+    return numbers
+
+
 CHAINS: dict[str, Stages] = {
     "thread": lambda b: b.pipe(same),
     "threads": lambda b: b.pipe(same, concurrency=8, output_order="completion"),
@@ -207,10 +219,15 @@ CHAINS: dict[str, Stages] = {
     "shuffle": lambda b: b.shuffle(20).pipe(same),
     "shuffle-of-batches": lambda b: b.aggregate(3).shuffle(4).pipe(len),
     "shapes": lambda b: b.skip(2).take(10**9).enumerate().pipe(len),
+    "batch-by": lambda b: b.aggregate(BatchBy(nothing, 1, max_items=7)).pipe(len),
+    "batch-by-one": lambda b: b.aggregate(BatchBy(nothing, 1, max_items=1)).pipe(same_list),
+    "batch-by-within": lambda b: b.aggregate(BatchBy(nothing, 1, max_items=90), within=1e-6),
+    "buckets": lambda b: b.aggregate(BucketBy(third, [0, 1], batch_size=[90, 4, 2])).pipe(len),
     "timed-batches": lambda b: b.aggregate(7, within=3600).pipe(len),
     "timed-batches-now": lambda b: b.aggregate(7, within=1e-6).pipe(len),
 }
-WEIGHTS = {
+WEIGHTS = {  # source items in one result
+    "source-into-large-batches": 700,
     "zip": 2,
     "route-lists": 4,
     "shuffle-of-batches": 3,
@@ -220,8 +237,13 @@ WEIGHTS = {
     "batches": 7,
     "batches-of-batches": 12,
     "mixed": 5,
+    "batch-by": 7,
+    "batch-by-within": 90,
+    "buckets": 90,
 }
-WEIGHTS = {"source-into-large-batches": 700, "batches": 7, "batches-of-batches": 12, "mixed": 5}
+
+
+UNBOUNDED = {"flattened", "aggregator", "route-expand"}
 
 
 @pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
@@ -249,6 +271,7 @@ def test_contract_4_in_flight_stays_within_what_describe_says(
     watcher.join()
     assert len(outcome.outputs) == 1
     bound = description.source_items_bound
+    assert bound is not None or name in UNBOUNDED
     statistics = outcome.statistics
     if bound is not None:
         taken = WEIGHTS.get(name, 1) + (2 if name == "filter" else 0)  # delivered or dropped

@@ -110,6 +110,18 @@ def test_none_turns_it_off(caplog: Logged) -> None:
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(10, 2), (3000, 0), (None, 0)])
+def test_each_of_several_epochs_has_it(seconds: float | None, told: int, caplog: Logged) -> None:
+    async def main() -> None:
+        pipeline = PipelineBuilder().add_source(range(3)).pipe(takes_long).build()
+        async with pipeline.epochs(2, loop="caller", stall_warning=seconds) as epochs:
+            async for run in epochs:
+                assert [item async for item in run] == [0, 1, 2]
+
+    run_virtual(main())
+    assert ["on item 2" in text for text in stalls(caplog)].count(True) == told
+
+
 def test_the_short_form_has_it(caplog: Logged) -> None:
     async def main() -> None:
         pipeline = PipelineBuilder().add_source(range(3)).pipe(takes_long).build()
@@ -303,3 +315,5 @@ def test_what_has_no_meaning(bad: Any) -> None:
         pipeline.run(stall_warning=bad)
     with pytest.raises(BuildError, match="None turns the warning off"):
         pipeline.run_sync(stall_warning=bad)
+    with pytest.raises(BuildError, match="epochs: stall_warning is in seconds"):
+        pipeline.epochs(stall_warning=bad)

@@ -240,8 +240,8 @@ class PipelineBuilder(Generic[T_co]):
                 for each pass); an object with ``__len__`` and ``__getitem__``, read by index; or
                 another builder or pipeline, whose stages become the first ones of this chain; or a
                 :class:`Merge` or :class:`Zip` of several. An object that is both iterable and callable
-                is an iterable, one with both ``__iter__`` and ``__aiter__`` is async. A sync source is pulled
-                in a thread of its own.
+                is an iterable, one with both ``__iter__`` and ``__aiter__`` is async. Lists, tuples and
+                ranges are read on the loop, any other sync source in a thread of its own.
             name: the name in tables and messages; default ``"source"``.
             on_error: ``"raise"``, ``"skip"`` or a function, as for :meth:`pipe`; after a skipped
                 failure the next item is asked for. Where the source then ends at once (as a
@@ -364,7 +364,8 @@ class PipelineBuilder(Generic[T_co]):
                 the pass. On an executor of yours no thread can be replaced, and the time on a
                 process pool includes the wait for a worker.
             fuse: whether the op may share a thread's turn with an adjacent sync op of the same
-                concurrency (at least 2), order, executor and policy.
+                concurrency (at least 2), order, executor, ``buffer_size`` and policy. One with a
+                ``timeout`` never does.
 
         Raises:
             BuildError: an option is out of range.
@@ -610,10 +611,11 @@ class PipelineBuilder(Generic[T_co]):
                 mapping, or ``DROP``.
             branches: functions that add stages to the builder they are given, as for :meth:`apply`; or
                 one mapping from what the router returns to such functions. One that returns its
-                builder as it is does nothing to its items.
+                builder as it is does nothing to its items. ``take`` is refused in a branch: it would
+                end the others too. ``shuffle``, ``skip`` and ``enumerate`` know its own items only.
             output_order: ``"input"`` restores the order of items across the branches; ``"completion"``
-                lets them leave as they come. A branch that gathers items (``aggregate``) needs the
-                latter: an item that waits in it would hold back every later one.
+                lets them leave as they come. A branch that gathers items (``aggregate``, ``shuffle``)
+                needs the latter: an item that waits in it would hold back every later one.
             batched: items are lists. The router takes a list and returns one answer for each element;
                 a branch is given the list of its elements, is not called for none, and returns as
                 many; elements come back in their original places. Elements of a list that a branch

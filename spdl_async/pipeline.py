@@ -136,6 +136,8 @@ class Pipeline(Generic[T_co]):
         Raises:
             BuildError: an option has no meaning; or ``inline`` with a ``timeout`` on a sync op, which
                 nobody could enforce.
+            RunStateError: raised by the run, not here: ``inline`` with a ``Merge(mix=)``, whose
+                branches have to run beside it; or with async ops, where a loop runs in this thread.
         """
         if inline:
             check_inline(self._plan)

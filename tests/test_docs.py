@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_pages import DOCTEST_OPTIONS, Block, DocError, parse
@@ -62,7 +64,19 @@ def marks(blocks: list[Block]) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("page", pages())
 def test_page_runs(page: Path, tmp_path: Path) -> None:
+    if page.name == "README.md":
+        make_photos(tmp_path / "photos")
     run(page, tmp_path)
+
+
+def make_photos(folder: Path) -> None:
+    """Write what the README reads: 33 good pictures and a damaged one."""
+    pytest.importorskip("PIL")
+    from benchmarks._photos import make
+
+    folder.mkdir()
+    make(folder, count=33, width=64, height=48)
+    (folder / "damaged.jpg").write_bytes(b"\xff\xd8\xff\xe0 no picture")
 
 
 @pytest.mark.parametrize(("page", "line"), broken_blocks())
@@ -178,9 +192,75 @@ def test_docstring_examples(path: Path) -> None:
     assert not said, "".join(said)
 
 
-def test_the_reference_lists_every_public_name() -> None:
-    reference = "\n".join(
-        page.read_text("utf-8") for page in PAGES if page.parent.name == "reference"
-    )
-    missing = [name for name in spdl_async.__all__ if not re.search(rf"\b{name}\b", reference)]
+# The reference
+
+DIRECTIVE = re.compile(
+    r"^(?P<indent> *)\.\. (?:auto(?:class|exception|function|method|property)|py:data):: "
+    r"(?P<name>[\w.]+)(?:\((?P<signature>.*)\))?$",
+    re.MULTILINE,
+)
+
+
+def described() -> dict[str, str | None]:
+    """Return what the reference describes, ``Class.method`` for methods, with the written signatures."""
+    found: dict[str, str | None] = {}
+    for page in PAGES:
+        if page.parent.name == "reference":
+            owner = ""
+            for match in DIRECTIVE.finditer(page.read_text("utf-8")):
+                name = match["name"].removeprefix("spdl_async.")
+                if match["indent"]:
+                    name = f"{owner}.{name}"
+                else:
+                    owner = name
+                assert name not in found, f"{name} stands twice in the reference"
+                found[name] = match["signature"]
+    return found
+
+
+def parameters(call: Any) -> list[tuple[str, object, object]]:
+    """Return name, kind and default of what a callable takes, as it is called."""
+    given = list(inspect.signature(call).parameters.values())
+    return [(p.name, p.kind, p.default) for p in given if p.name != "self"]
+
+
+def written(signature: str) -> list[tuple[str, object, object]]:
+    """Return the same of a signature as the reference has it."""
+    namespace: dict[str, Any] = {}
+    exec(f"def call({signature}): ...", namespace)
+    return parameters(namespace["call"])
+
+
+def test_the_reference_has_every_public_name() -> None:
+    missing = set(spdl_async.__all__) - described().keys()
     assert not missing
+    index = (ROOT / "docs" / "reference" / "index.md").read_text("utf-8")
+    unlisted = [
+        name
+        for name in spdl_async.__all__
+        if f"`{name}`" not in index and not is_error(getattr(spdl_async, name))
+    ]
+    assert not unlisted
+
+
+def is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def test_the_reference_has_every_verb() -> None:
+    verbs = {
+        f"PipelineBuilder.{name}"
+        for name, member in vars(spdl_async.PipelineBuilder).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    assert verbs <= described().keys()
+
+
+@pytest.mark.parametrize("name", [name for name, text in described().items() if text])
+def test_signatures_in_the_reference_are_those_of_the_code(name: str) -> None:
+    value: Any = spdl_async
+    for part in name.split("."):
+        value = getattr(value, part)
+    text = described()[name]
+    assert text is not None
+    assert written(text) == parameters(value)

@@ -218,11 +218,10 @@ KINDS = ONE_TO_ONE + ONE_TO_MANY
 # Every kind on one async face, the sync face and inline; the kinds whose paths through the engine differ
 # most also on asyncio's loop in debug mode and on a loop of our own.
 _SEVERAL = ("thread", "fused", "async", "awaitable-fused", "generator", "async-generator")
-_TABLE = [kind for kind in KINDS if kind.id not in ("async-object", "lookup")]
-_ENGINE = [(kind, face) for kind in _TABLE for face in (Face.CALLER_UVLOOP, Face.SYNC)] + [
-    (kind, face) for kind in _TABLE if kind.id in _SEVERAL for face in (Face.CALLER, Face.OWN)
+_ENGINE = [(kind, face) for kind in KINDS for face in (Face.CALLER_UVLOOP, Face.SYNC)] + [
+    (kind, face) for kind in KINDS if kind.id in _SEVERAL for face in (Face.CALLER, Face.OWN)
 ]
-_INLINE = [(kind, Face.INLINE) for kind in _TABLE]
+_INLINE = [(kind, Face.INLINE) for kind in KINDS]
 
 
 def kind_id(kind: object) -> str:

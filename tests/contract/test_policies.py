@@ -263,6 +263,8 @@ def test_contract_12_a_source_that_fails_100_times_in_a_row(source: Any, face: F
     assert isinstance(outcome.error, ValueError)
     assert str(outcome.error) == "call 5"
     assert outcome.statistics.stage("source").failed == 100
+    assert outcome.error is not None
+    assert "failed 100 times in a row" in notes_of(outcome.error)
 
 
 @pytest.mark.parametrize("face", FACES, ids=kind_id)

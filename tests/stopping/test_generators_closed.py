@@ -11,6 +11,7 @@ import pytest
 from witness import our_threads, silence, ticks, until, wait_until
 
 from spdl_async import Pipeline, PipelineBuilder, PipelineRun
+from spdl_async._runtime.live import threads_at_work
 
 Loop = Literal["caller", "own"]
 LOOPS: list[Loop] = ["caller", "own"]
@@ -176,6 +177,21 @@ every_chain = pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain._
 # Ways to leave
 
 
+async def until_nothing_moves(run: PipelineRun[int]) -> None:
+    """Wait until no thread has work, and nothing has been read or made in several looks."""
+    calm, before = 0, -1
+
+    def is_calm() -> bool:
+        nonlocal calm, before
+        stages = run.statistics().stages
+        now = sum(stage.items_in + stage.items_out + stage.queue for stage in stages)
+        calm = calm + 1 if now == before and now and not threads_at_work() else 0
+        before = now
+        return calm >= 10
+
+    await until(is_calm)
+
+
 async def leave_normally(run: PipelineRun[int]) -> None:
     async with run:
         await anext(run)
@@ -194,12 +210,15 @@ async def leave_by_exception(run: PipelineRun[int]) -> None:
 
 
 async def leave_by_cancel(run: PipelineRun[int]) -> None:
+    first = asyncio.Event()
+
     async def consume() -> None:
         async with run:
             async for _ in run:
-                pass
+                first.set()
 
     task = asyncio.create_task(consume())
+    await first.wait()
     await ticks(20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -214,8 +233,8 @@ async def leave_by_aclose(run: PipelineRun[int]) -> None:
 
 async def leave_while_all_is_full(run: PipelineRun[int]) -> None:
     async with run:
-        await until(lambda: run.statistics().in_flight > 0)
-        await asyncio.sleep(0.01)  # long enough for generators to be parked
+        await until_nothing_moves(run)
+        assert run.statistics().in_flight > 0
 
 
 WAYS: list[Callable[[PipelineRun[int]], Awaitable[None]]] = [
@@ -242,6 +261,7 @@ async def test_closed_once_and_at_home(
     if chain in (nested_by_hand, nested_by_hand_async):
         await until(book.settled)  # the inner iterator was dropped, nobody waits for its run
         await silence()
+    assert book.opened or way is leave_at_once
     assert book.settled()
     assert not our_threads()
 
@@ -288,11 +308,9 @@ async def test_parked_generators_are_closed(loop: Loop) -> None:
     book = Book()
     numbers = PipelineBuilder().add_source(range(FAR)).pipe(book.mark_loop)
     pipeline = numbers.pipe(book.generator, concurrency=4).add_sink(1).build(num_threads=1)
-    async with pipeline.run(loop=loop):
-        seen = -1
-        while len(book.opened) < 4 or book.yielded != seen:  # until nothing moves any more
-            seen = book.yielded
-            await asyncio.sleep(0.02)
+    async with pipeline.run(loop=loop) as run:
+        await until(lambda: len(book.opened) == 4)
+        await until_nothing_moves(run)
         assert not book.closed
     assert len(book.opened) == 4
     assert book.settled()

@@ -130,7 +130,8 @@ async def main():
     await anext(run)
     await asyncio.to_thread(entered.wait)
     closing = asyncio.ensure_future(run.aclose())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # it has begun, and waits for the call
+    assert not closing.done()
     say("READY")
     await closing
     say("aclose() went on to its end")

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any
 
 import pytest
-from witness import wait_for_silence
+from witness import PATIENCE, wait_for_silence
 
 from spdl_async import Pipeline, PipelineBuilder
 
@@ -217,13 +217,17 @@ def test_one_pipeline_on_loop_after_loop() -> None:
 def test_eager_workers_do_not_nest(waits: bool) -> None:
     """L11: many workers whose tasks begin at once, in the middle of starting one another."""
     running, peak = 0, 0
+    full = asyncio.Event()
 
     async def op(item: int) -> int:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
+        if running == 400:
+            full.set()
         if waits:
-            await asyncio.sleep(0.001)
+            async with asyncio.timeout(PATIENCE):
+                await full.wait()
         running -= 1
         return item
 
@@ -234,4 +238,4 @@ def test_eager_workers_do_not_nest(waits: bool) -> None:
         assert [item async for item in pipeline] == list(range(3_000))
 
     asyncio.run(main())
-    assert peak == 1 or (waits and peak > 100)
+    assert peak == (400 if waits else 1)

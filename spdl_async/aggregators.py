@@ -74,7 +74,8 @@ class BatchBy(ListAggregator[T_contra]):
         cost: returns what an item costs, a number of at least 0. An exception in it, or a negative
             cost or NaN, is a failure of that item, to which the stage's ``on_error`` applies.
         max_cost: the most that a list may cost; above 0.
-        max_items: the most items in a list; default: any number.
+        max_items: the most items in a list; default: any number, and then ``describe()`` has no
+            bound for the stage.
 
     Raises:
         BuildError: ``cost`` cannot be called, or a limit is out of range.
@@ -177,7 +178,7 @@ class BucketBy(ListAggregator[T_contra]):
         batch_size: items in a list; one number, or one for each of the ``len(boundaries) + 1``
             buckets.
         max_cost: the most elements of a padded list. Given beside ``batch_size`` a list is full at
-            whichever comes first.
+            whichever comes first; given alone, ``describe()`` has no bound for the stage.
 
     Raises:
         BuildError: neither limit is given, one is out of range, or the boundaries do not increase.

@@ -53,8 +53,7 @@ AFTER_CLOSE = "the run is closed: its results are only to be had inside the `asy
 class PipelineRun(NotOrdinary, Generic[T_co]):
     """One pass over a pipeline: an async context manager and an async iterator.
 
-    Leaving the ``async with`` block returns when everything that the run has started has ended, but for
-    calls in threads that a ``timeout=`` has abandoned.
+    Leaving the ``async with`` block returns when everything that the run has started has ended.
 
     >>> import asyncio
     >>> from spdl_async import PipelineBuilder

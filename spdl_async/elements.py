@@ -6,11 +6,10 @@ failure is skipped, counted, retried and written down by itself.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor
 from fractions import Fraction
-from typing import Any, Final, Literal, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from spdl_async.builder import Lookup, PipelineBuilder, StageOptions
 from spdl_async.errors import BuildError
@@ -35,15 +34,15 @@ class ElementOptions(StageOptions, total=False):
     timeout: float | None
 
 
-class End(enum.Enum):
-    """The type of :data:`END`."""
+class End(list[Any]):
+    """The type of :data:`END`: what asks for its size, as a function of the user may, hears of nothing."""
 
-    END = "END"
+    nbytes = 0
 
 
 # Goes by the op, behind the last element of each batch: a batch whose last element is dropped must
-# not wait for the next one to be known as whole.
-END: Final[Literal[End.END]] = End.END
+# not wait for the next one to be known as whole. Known by its identity.
+END: Final = End()
 
 
 @overload

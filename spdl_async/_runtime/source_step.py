@@ -41,8 +41,8 @@ from spdl_async.statistics import StageStatistics
 FLOOR = 2  # one item on its way to the loop, one being made
 SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
-FAILED_IN_A_ROW = "spdl_async: the source failed {} times in a row"
-ENDED_AFTER_FAILING = "spdl_async: the source ended right after it had failed"
+IN_A_ROW = f"spdl_async: the source failed {FAILURES_IN_A_ROW} times in a row"
+ENDED_AFTER = "spdl_async: the source ended right after it had failed"
 
 state_of = attrgetter("state")
 
@@ -154,7 +154,7 @@ class SourceStep(Step):
                 self.first_in_a_row = failure.exception
             if error is None and self.in_a_row >= FAILURES_IN_A_ROW:
                 error = self.first_in_a_row
-                note_once(error, FAILED_IN_A_ROW.format(self.in_a_row))
+                note_once(error, IN_A_ROW)
             if error is not None:
                 return good, error
         return good, None
@@ -191,7 +191,7 @@ class SourceStep(Step):
         """
         error = self.first_in_a_row
         if error is not None:
-            note_once(error, ENDED_AFTER_FAILING)
+            note_once(error, "spdl_async: the source ended right after it had failed")
         return error
 
     # Sequences without user code

@@ -44,6 +44,7 @@ from spdl_async._plan.steps import (
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec, check_within
+from spdl_async.spec.sizes import SizeOf, estimate_bytes
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -59,7 +60,15 @@ from spdl_async.spec.stages import (
 )
 
 
-def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Plan:
+def compile_chain(
+    chain: ChainSpec,
+    scope: Scope,
+    *,
+    name: str,
+    seed: int,
+    max_bytes: int | None = None,
+    size_of: SizeOf = estimate_bytes,
+) -> Plan:
     """Return the plan of a chain.
 
     Raises:
@@ -82,6 +91,8 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
         seed=seed,
         loop=loop,
         loop_reason=reason,
+        max_bytes=max_bytes,
+        size_of=size_of,
     )
 
 

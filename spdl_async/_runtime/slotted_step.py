@@ -17,7 +17,8 @@ from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.retrying import Backoff
-from spdl_async._runtime.step import Host, Step, WindowedStep
+from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.windowed_step import WindowedStep
 
 
 class SlottedStep(WindowedStep):

@@ -836,14 +836,8 @@ class PipelineBuilder(Generic[T_co]):
             raise BuildError("build: this is the builder of a branch; return it instead")
         root = secrets.randbits(63) if seed is None else seed
         scope = Scope(policy=policy, executor=executor, num_threads=num_threads, seed=root)
-        plan = compile_chain(
-            self._chain,
-            scope,
-            name=name or "pipeline",
-            seed=root,
-            max_bytes=limit,
-            size_of=size_of or estimate_bytes,
-        )
+        plan = compile_chain(self._chain, scope, name=name or "pipeline", seed=root)
+        plan = replace(plan, max_bytes=limit, size_of=size_of or estimate_bytes)
         return Pipeline(plan, self._chain, scope)
 
     # Making builders

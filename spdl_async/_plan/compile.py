@@ -44,7 +44,6 @@ from spdl_async._plan.steps import (
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec, check_within
-from spdl_async.spec.sizes import SizeOf, estimate_bytes
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -60,15 +59,7 @@ from spdl_async.spec.stages import (
 )
 
 
-def compile_chain(
-    chain: ChainSpec,
-    scope: Scope,
-    *,
-    name: str,
-    seed: int,
-    max_bytes: int | None = None,
-    size_of: SizeOf = estimate_bytes,
-) -> Plan:
+def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Plan:
     """Return the plan of a chain.
 
     Raises:
@@ -91,8 +82,6 @@ def compile_chain(
         seed=seed,
         loop=loop,
         loop_reason=reason,
-        max_bytes=max_bytes,
-        size_of=size_of,
     )
 
 

@@ -187,6 +187,7 @@ class FlattenStep(Step):
             if error is None:
                 self.host.ledger.release(item)
             return error
+        self.host.ledger.free(item)  # its elements count for themselves now
         members = item.members
         known = members is not None and len(members) == len(value)
         left = len(value)
@@ -218,9 +219,7 @@ class FlattenStep(Step):
                 await self.room.wait()
             if left:
                 await asyncio.sleep(0)
-        if known:
-            self.host.ledger.free(item)
-        else:
+        if not known:
             self.host.ledger.release(item)
         return self.judge.over_budget()
 

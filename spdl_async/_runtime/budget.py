@@ -5,7 +5,8 @@ dropped, or until something was made of it. Before a call is begun (or a source 
 its step *asks*; it is let go when the largest result that the step has had so far fits beside what is
 held and what other calls may still make. Steps further down ask first, since they make room.
 
-So the only way over the budget is a result that is larger than all that its step had before. And a
+So the only way over the budget is a result that is larger than all that its step had before; at first
+few calls run at once, until it is known how large the results are. And a
 run cannot get stuck: where nothing runs, the consumer has nothing to take and somebody asks all the
 same, one call is let go beyond the budget. That is how an item larger than the budget passes, alone,
 and how a batch is filled. Where one batch alone is larger than the budget it never fits: an error.
@@ -89,8 +90,8 @@ class Budget(Ledger):
                 for member in item.members or ():
                     self.free(member)
                 self.put(item, number, meter)
-                if gate is not None and number > gate.largest:
-                    gate.largest = number
+                if gate is not None:
+                    gate.largest = max(gate.largest, number)
             if last:
                 self.move(item, self.sink)
         self.peak_bytes = max(self.peak_bytes, self.held)
@@ -257,13 +258,12 @@ class Budget(Ledger):
         """Let begin what fits, what is furthest down first."""
         for gate in self.gates:
             while gate.waiting and gate.is_open:
-                free = self.limit - self.used
-                if gate.largest < 0 and gate.running:  # the first one shows how large they are
+                if gate.room <= 0:
                     break
-                number = 1 if gate.largest < 0 else free // max(1, gate.largest)
-                if free <= 0 or not number:
+                fitting = (self.limit - self.used) // max(1, gate.largest)
+                if fitting <= 0:
                     return  # what is further up must not take the room that this one waits for
-                gate.let_go(min(number, gate.waiting))
+                gate.let_go(min(fitting, gate.room, gate.waiting))
 
     def is_stuck(self) -> bool:
         """Tell whether nothing will move unless something more begins."""
@@ -297,8 +297,8 @@ class Budget(Ledger):
             self.over = True
             self.engine.crash(error)
             return
-        made = sum(each.step.resting() * max(0, each.largest) for each in self.gates)
-        if self.held + made + max(0, gate.largest) > self.limit:
+        made = sum(each.step.resting() * each.largest for each in self.gates)
+        if self.held + made + gate.largest > self.limit:
             self.overdrawn += 1
         gate.let_go(1)
 

@@ -22,17 +22,21 @@ class Gate:
     Attributes:
         waiting: how many it asks for.
         running: how many were let go and have not had their result.
-        largest: bytes of the largest result so far; -1 before the first.
+        results: how many have come to their end.
+        largest: bytes of the largest result so far.
+        most: how many may be let go at once, later on.
         served: the number of the last time that something was let go.
     """
 
-    def __init__(self, budget: Budget, step: Step, start: Callable[[int], None]) -> None:
+    def __init__(self, budget: Budget, step: Step, start: Callable[[int], None], most: int) -> None:
         self.budget = budget
         self.step = step
         self.start = start
         self.waiting = 0
         self.running = 0
-        self.largest = -1
+        self.results = 0
+        self.largest = 0
+        self.most = most
         self.served = 0
 
     @property
@@ -43,7 +47,15 @@ class Gate:
     @property
     def reserved(self) -> int:
         """Bytes that what was let go may still make."""
-        return self.running * max(0, self.largest) if self.is_live else 0
+        return self.running * self.largest if self.is_live else 0
+
+    @property
+    def room(self) -> int:
+        """How many more may be let go, whatever there is of memory.
+
+        One more for every four results: how large those are has to be learnt.
+        """
+        return min(self.most, 1 + self.results // 4) - self.running
 
     @property
     def is_live(self) -> bool:
@@ -63,6 +75,7 @@ class Gate:
     def finished(self, number: int) -> None:
         """Hear that so many have come to their end."""
         self.running -= number
+        self.results += number
         self.budget.look()
 
     def close(self) -> None:
@@ -82,8 +95,10 @@ class Gate:
 class InputGate(Gate):
     """The gate of a step that calls an op on its items, which wait here."""
 
-    def __init__(self, budget: Budget, step: Step, begin: Callable[[list[Item]], None]) -> None:
-        super().__init__(budget, step, self.begin_some)
+    def __init__(
+        self, budget: Budget, step: Step, begin: Callable[[list[Item]], None], most: int
+    ) -> None:
+        super().__init__(budget, step, self.begin_some, most)
         self.begin = begin
         self.items: deque[Item] = deque()
         self.begun = Signal(budget.engine.loop)
@@ -115,7 +130,7 @@ class FlowGate(InputGate):
     """
 
     def __init__(self, budget: Budget, step: ThreadFlowStep) -> None:
-        super().__init__(budget, step, step.begin)
+        super().__init__(budget, step, step.begin, step.full)
         self.flows: deque[Flow] = deque()
         self.of = step
 

@@ -41,6 +41,7 @@ from spdl_async.statistics import StageStatistics
 FLOOR = 2  # one item on its way to the loop, one being made
 SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
+MOST_PULLED = 32  # under a byte budget: asked for before the loop has seen how large they are
 
 state_of = attrgetter("state")
 
@@ -83,7 +84,7 @@ class SourceStep(Step):
         self.open_source = call
 
     def new_gate(self, budget: Budget) -> Gate:
-        return Gate(budget, self, self.permit)
+        return Gate(budget, self, self.permit, MOST_PULLED)
 
     def permit(self, number: int) -> None:
         """Read so many items more, which the budget has room for."""

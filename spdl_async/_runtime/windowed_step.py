@@ -6,10 +6,9 @@ from asyncio import Task
 from collections import deque
 
 from spdl_async._runtime.asking import ask_about
-from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
-from spdl_async._runtime.gates import Gate, InputGate
+from spdl_async._runtime.gates import InputGate
 from spdl_async._runtime.host import Host
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
@@ -52,9 +51,6 @@ class WindowedStep(Step):
         self.feeder: Task[None] | None = None
         self.by_call = any(j.budget.limit is not None for j in judges)
         self.asks = any(j.handler is not None for j in judges)
-
-    def new_gate(self, budget: Budget) -> Gate | None:
-        return InputGate(budget, self, self.begin)
 
     def start(self) -> None:
         self.feeder = self.launch(self.feed(), "input")

@@ -134,13 +134,18 @@ def test_contract_4_values_of_one_size_never_exceed_the_budget(
 def test_contract_4_what_is_alive_stays_within_the_budget(order: Order, face: Face) -> None:
     """J3: not what the library thinks is alive, but what is; the consumer drops what it takes."""
     blobs, limit = Blobs(), 2000
-    alive = []
+    alive: list[int] = []
+
+    def look(blob: Blob) -> int:
+        alive.append(blob.blobs.alive)
+        return blob.size
+
     built = (
         PipelineBuilder()
         .add_source(range(100))
         .pipe(lambda _: blobs.make(100), concurrency=4, output_order=order)
         .pipe(remade, concurrency=4, output_order=order)
-        .pipe(lambda blob: (alive.append(blob.blobs.alive), blob.size)[1])
+        .pipe(look)
         .build(max_bytes=limit, size_of=size_of)
     )
     assert drive(built, face).result() == [100] * 100
@@ -223,6 +228,24 @@ def test_contract_4_statistics_match_the_memory_that_is_really_held() -> None:
     del outputs
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_contract_4_sizes_of_every_magnitude_overrun_by_one_item_at_most(seed: int) -> None:
+    """J3: from 1 KB to 200 MB under 500 MB (in units of 1 KB), eight calls at once."""
+    rng = random.Random(seed)
+    sizes = [int(10 ** rng.uniform(0, 5.3)) for _ in range(200)]
+    built = (
+        PipelineBuilder()
+        .add_source(sizes)
+        .pipe(Blobs().make, concurrency=8)
+        .build(max_bytes=500_000, size_of=size_of)
+    )
+    with built.run_sync() as run:
+        assert [blob.size for blob in run] == sizes
+        bytes_ = run.statistics().bytes
+    assert bytes_ is not None
+    assert 200_000 < bytes_.peak <= 500_000 + max(sizes)
+
+
 @EACH_FACE
 def test_b6_an_item_larger_than_the_budget_passes_alone(face: Face) -> None:
     """B6: nothing waits for room that can never be; nothing else is begun beside it."""
@@ -256,11 +279,13 @@ def test_b6_an_item_larger_than_the_budget_passes_alone(face: Face) -> None:
 def test_b6_what_can_never_fit_is_an_error_with_both_numbers(face: Face, gather: str) -> None:
     """B6: a batch of 64 whose first ten items spend the budget."""
     builder = PipelineBuilder().add_source(range(100)).pipe(lambda _: Blobs().make(1000))
-    built: PipelineBuilder[Any] = {
-        "aggregate": lambda: builder.aggregate(64),
-        "shuffle": lambda: builder.shuffle(64),
-        "aggregator": lambda: builder.aggregate(BatchBy(lambda _: 1, 64)),
-    }[gather]()
+    built: PipelineBuilder[Any]
+    if gather == "shuffle":
+        built = builder.shuffle(64)
+    elif gather == "aggregate":
+        built = builder.aggregate(64)
+    else:
+        built = builder.aggregate(BatchBy(lambda _: 1, 64))
     outcome = drive(built.build(max_bytes="10KB", size_of=size_of), face)
     assert isinstance(outcome.error, BudgetError)
     assert not outcome.outputs
@@ -333,9 +358,13 @@ def test_shapes_go_on_with_hardly_any_budget() -> None:
         (retried, list(range(12))),
         (split, list(enumerate(range(1, 10)))),
     ]
+
+    def alone(x: int) -> list[int]:
+        return [x]
+
     for order in ORDERS:
         routed = numbers().route(
-            even, lambda b: b.pipe(doubled), lambda b: b.expand(lambda x: [x]), output_order=order
+            even, lambda b: b.pipe(doubled), lambda b: b.expand(alone), output_order=order
         )
         cases.append((routed, sorted(2 * x if x % 2 == 0 else x for x in range(12))))
     for builder, expected in cases:

@@ -229,10 +229,13 @@ def test_contract_4_statistics_match_the_memory_that_is_really_held() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_contract_4_sizes_of_every_magnitude_overrun_by_one_item_at_most(seed: int) -> None:
-    """J3: from 1 KB to 200 MB under 500 MB (in units of 1 KB), eight calls at once."""
+def test_contract_4_sizes_of_every_magnitude_keep_to_the_budget(seed: int) -> None:
+    """J3: from 1 KB to 200 MB under 500 MB (in units of 1 KB), eight calls at once.
+
+    One of the largest comes first: what no stage has seen yet it cannot know.
+    """
     rng = random.Random(seed)
-    sizes = [int(10 ** rng.uniform(0, 5.3)) for _ in range(200)]
+    sizes = [200_000, *(int(10 ** rng.uniform(0, 5.3)) for _ in range(200))]
     built = (
         PipelineBuilder()
         .add_source(sizes)
@@ -243,7 +246,7 @@ def test_contract_4_sizes_of_every_magnitude_overrun_by_one_item_at_most(seed: i
         assert [blob.size for blob in run] == sizes
         bytes_ = run.statistics().bytes
     assert bytes_ is not None
-    assert 200_000 < bytes_.peak <= 500_000 + max(sizes)
+    assert 200_000 < bytes_.peak <= 500_000 + 100
 
 
 @EACH_FACE

@@ -17,6 +17,7 @@ from spdl_async.aggregators import BatchBy as BatchBy
 from spdl_async.aggregators import BucketBy as BucketBy
 from spdl_async.builder import PipelineBuilder as PipelineBuilder
 from spdl_async.elements import map_items as map_items
+from spdl_async.errors import BudgetError as BudgetError
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
 from spdl_async.errors import DecodeError as DecodeError
@@ -35,6 +36,8 @@ from spdl_async.spec.markers import DROP as DROP
 from spdl_async.spec.markers import Drop as Drop
 from spdl_async.spec.policy import Failure as Failure
 from spdl_async.spec.policy import Retry as Retry
+from spdl_async.spec.sizes import estimate_bytes as estimate_bytes
+from spdl_async.statistics import ByteStatistics as ByteStatistics
 from spdl_async.statistics import FailureRecord as FailureRecord
 from spdl_async.statistics import Failures as Failures
 from spdl_async.statistics import RunStatistics as RunStatistics
@@ -47,7 +50,9 @@ __all__ = [
     "Aggregator",
     "BatchBy",
     "BucketBy",
+    "BudgetError",
     "BuildError",
+    "ByteStatistics",
     "CollateError",
     "DecodeError",
     "Description",
@@ -72,6 +77,7 @@ __all__ = [
     "UnusedBuilderWarning",
     "Zip",
     "cancelled",
+    "estimate_bytes",
     "map_items",
     "on",
     "per_thread",

@@ -20,7 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from spdl_async._plan.classify import check_handler
+from spdl_async._plan.classify import check_handler, check_size_of
 from spdl_async._plan.compile import compile_chain
 from spdl_async.aggregators import ListAggregator
 from spdl_async.errors import BuildError, UnusedBuilderWarning
@@ -30,6 +30,7 @@ from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.markers import Drop
 from spdl_async.spec.policy import FailurePolicy, OnError, Retry, parse_policy
 from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
+from spdl_async.spec.sizes import SizeOf, estimate_bytes, parse_bytes
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -790,6 +791,8 @@ class PipelineBuilder(Generic[T_co]):
         max_failures: int | Fraction | None = None,
         seed: int | None = None,
         name: str | None = None,
+        max_bytes: int | str | None = None,
+        size_of: SizeOf | None = None,
     ) -> Pipeline[T_co]:
         """Return the pipeline. Pure: starts no loop, no thread, no CUDA.
 
@@ -804,6 +807,11 @@ class PipelineBuilder(Generic[T_co]):
                 which ``describe()`` shows. A pipeline that is built and then used as a source keeps its
                 own.
             name: the pipeline's name in tables, messages and thread names.
+            max_bytes: the most bytes that all values in flight may take together, as a number or as
+                text such as ``"2GB"`` or ``"512MiB"``; see the page on back-pressure. Not looked at by
+                ``run_sync(inline=True)``, which has one item at a time.
+            size_of: returns the bytes of a value (of a list: of each element), cheaply, as it is called on
+                the loop; default: :func:`~spdl_async.estimate_bytes`.
 
         Raises:
             BuildError: something in the chain cannot work; says which stage and what to do.
@@ -823,12 +831,15 @@ class PipelineBuilder(Generic[T_co]):
             raise BuildError(f"build: name must be a non-empty str, not {name!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
+        limit = None if max_bytes is None else parse_bytes(max_bytes, "build: max_bytes")
+        check_size_of(size_of, limit)
         policy = checked_policy(on_error, max_failures, "build") or FailurePolicy()
         if self._chain.source is BRANCH:
             raise BuildError("build: this is the builder of a branch; return it instead")
         root = secrets.randbits(63) if seed is None else seed
         scope = Scope(policy=policy, executor=executor, num_threads=num_threads, seed=root)
         plan = compile_chain(self._chain, scope, name=name or "pipeline", seed=root)
+        plan = replace(plan, max_bytes=limit, size_of=size_of or estimate_bytes)
         return Pipeline(plan, self._chain, scope)
 
     # Making builders

@@ -5,6 +5,7 @@
     SpdlAsyncError (Exception)
     ├── BuildError (ValueError)          a description that cannot work; raised by verbs and build()
     ├── RunStateError (RuntimeError)     a run used before it is entered, twice, or after its end
+    ├── BudgetError (ValueError)         what one stage gathers can never fit into max_bytes
     ├── TooManyFailures (RuntimeError)   a skip policy's budget is spent; carries the records
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
@@ -33,6 +34,10 @@ class SpdlAsyncError(Exception):
 
 class BuildError(SpdlAsyncError, ValueError):
     """A pipeline description that cannot work; the message names the stage and the fix."""
+
+
+class BudgetError(SpdlAsyncError, ValueError):
+    """One stage gathers more bytes than ``build(max_bytes=)`` allows; the message has both numbers."""
 
 
 class RunStateError(SpdlAsyncError, RuntimeError):

@@ -128,6 +128,8 @@ class StageStatistics:
         notes: what the stage has to say besides: an aggregator's own ``statistics()``.
         retried: calls that failed and were made again.
         abandoned: calls in threads that were left to themselves when their time was over.
+        bytes_held: estimated bytes of the values that the stage holds now; 0 without ``max_bytes``.
+        peak_bytes: the most that it held.
     """
 
     name: str
@@ -145,6 +147,8 @@ class StageStatistics:
     notes: Mapping[str, object] = field(default_factory=lambda: NO_NOTES)
     retried: int = 0
     abandoned: int = 0
+    bytes_held: int = 0
+    peak_bytes: int = 0
 
     def utilization(self, elapsed: float) -> float:
         """Return how fully the stage was used, 0 to 1.
@@ -158,6 +162,26 @@ class StageStatistics:
         if self.kind in ("thread", "generator"):
             slots = min(slots, _cores())  # more threads than cores is no more capacity
         return min(1.0, self.busy / (elapsed * slots))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteStatistics:
+    """The estimated bytes of all values in flight, under ``build(max_bytes=)``.
+
+    Attributes:
+        held: bytes held now, by the stages and by what waits for the consumer.
+        in_sink: bytes of the results that wait for the consumer now.
+        peak: the most that were held.
+        limit: the budget.
+        overdrawn: how often something was begun although the budget was spent, because nothing else
+            could go on: for an item larger than the budget, or to fill a batch.
+    """
+
+    held: int
+    in_sink: int
+    peak: int
+    limit: int
+    overdrawn: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +201,7 @@ class RunStatistics:
         threads: size of the thread pool.
         ended: whether the consumer has come to the end of the data; not so where the run failed or
             was left before.
+        bytes: what is held under ``build(max_bytes=)``; ``None`` without it.
     """
 
     name: str
@@ -190,6 +215,7 @@ class RunStatistics:
     failures: int
     threads: int
     ended: bool = False
+    bytes: ByteStatistics | None = None
 
     @property
     def consumer_busy(self) -> float:
@@ -271,7 +297,8 @@ class RunStatistics:
             )
             for s in self.stages
         ]  # fmt: skip
-        for column in ("retried", "abandoned"):  # only where there is something to tell
+        # Only where there is something to tell.
+        for column in ("retried", "abandoned", "bytes_held", "peak_bytes"):
             if any(getattr(s, column) for s in self.stages):
                 head = (*head, column)
                 rows = [
@@ -288,6 +315,12 @@ class RunStatistics:
             f"({rate:.1f}/s), {self.failures} failed, {self.in_flight} in flight "
             f"(peak {self.peak_in_flight}), {self.threads} threads"
         )
+        if self.bytes is not None:
+            held = self.bytes
+            lines.append(
+                f"bytes held: {held.held:,} (peak {held.peak:,}) of at most {held.limit:,}, "
+                f"overdrawn {held.overdrawn} times"
+            )
         lines.append(self.bottleneck())
         return "\n".join(lines)
 

@@ -245,3 +245,15 @@ def _checked(factory: Callable[[], Any]) -> Callable[[], Any]:
         return made
 
     return make
+
+
+def check_size_of(size_of: object, limit: int | None) -> None:
+    """Refuse what cannot tell the size of a value."""
+    if size_of is None:
+        return
+    if limit is None:
+        raise BuildError("build: size_of is used only with max_bytes=; give both")
+    if not callable(size_of) or inspect.iscoroutinefunction(size_of):
+        raise BuildError(
+            f"build: size_of must be a function that returns the bytes of a value, not {size_of!r}"
+        )

@@ -20,6 +20,7 @@ from spdl_async._plan.steps import (
     RoutePlan,
     StepPlan,
 )
+from spdl_async.spec.sizes import bytes_text
 
 
 def text(plan: Plan) -> str:
@@ -40,6 +41,11 @@ def text(plan: Plan) -> str:
     if total is not None:
         lines.append(f"  in sum at most {total} source items")
         lines.append(f"  with epochs(), two passes together: at most {epochs_bound(plan)}")
+    if plan.max_bytes is not None:
+        lines.append(
+            f"  and values of at most {bytes_text(plan.max_bytes)} together, as estimated by "
+            f"{getattr(plan.size_of, '__name__', plan.size_of)}"
+        )
     lines.append(f"seed: {plan.seed}")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from spdl_async._plan.shapes import ShapePlan
 from spdl_async.spec.policy import FailurePolicy, Retry
+from spdl_async.spec.sizes import SizeOf, estimate_bytes
 from spdl_async.spec.stages import Scope
 
 OpKind = Literal["sync", "async", "generator", "async generator"]
@@ -278,6 +279,8 @@ class Plan:
     seed: int
     loop: Literal["caller", "own"]
     loop_reason: str
+    max_bytes: int | None = None
+    size_of: SizeOf = estimate_bytes
 
 
 def sources_of(source: SourcePlan | MergePlan) -> Iterator[SourcePlan]:

@@ -11,6 +11,7 @@ from typing import Any
 from spdl_async._plan.steps import AGGREGATE_WINDOW
 from spdl_async._runtime.asking import consult
 from spdl_async._runtime.batch_step import batch_of, shorten
+from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.hop import QUANTUM, SHARE_SECONDS, BaseHop
@@ -156,6 +157,15 @@ class AggregateStep(HoppingStep):
     def take_over(self, before: Step) -> None:
         """Share nothing: the aggregator is this pass's own."""
 
+    gathering = True
+
+    def new_gate(self, budget: Budget) -> None:
+        """Return nothing: what is gathered was there before."""
+
+    @property
+    def occupied(self) -> bool:  # type: ignore[override]
+        return self.consulting or not self.quiet
+
     def new_hop(self) -> AggregateHop:
         return AggregateHop(self)
 
@@ -227,6 +237,8 @@ class AggregateStep(HoppingStep):
                 self.emit(self.wrap(kept))
             if self.by_call and self.fatal is None:
                 self.fatal = judge.over_budget()
+        if self.budget is not None:
+            self.budget.look()
         if item is None:
             self.flushed = True
         else:

@@ -11,7 +11,8 @@ from spdl_async._runtime.hop import dispose
 from spdl_async._runtime.ticket import FAILED, PENDING, Item, OpFailure
 
 if TYPE_CHECKING:
-    from spdl_async._runtime.step import Step, WindowedStep
+    from spdl_async._runtime.step import Step
+    from spdl_async._runtime.windowed_step import WindowedStep
 
 
 def consult(

@@ -33,6 +33,9 @@ def batch_of(members: Sequence[Item], value: Any) -> Item:
 class BatchStep(Step):
     """Lists of ``size`` items, made on the loop."""
 
+    puts_together = True
+    gathering = True
+
     def __init__(
         self,
         host: Host,
@@ -113,6 +116,7 @@ def shorten(members: list[Item], ledger: Ledger) -> None:
     """
     if len(members) > MAX_MEMBERS:
         for member in members[1:-1]:
+            ledger.pass_load(member, members[0])
             ledger.release(member)
         del members[1:-1]
 
@@ -183,6 +187,7 @@ class FlattenStep(Step):
             if error is None:
                 self.host.ledger.release(item)
             return error
+        self.host.ledger.free(item)  # its elements count for themselves now
         members = item.members
         known = members is not None and len(members) == len(value)
         left = len(value)

@@ -31,18 +31,19 @@ import threading
 from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from dataclasses import replace
 from time import perf_counter as clock
 from typing import Any
 
 from spdl_async._plan.steps import Plan
 from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.budget import Budget, SizedChannel
 from spdl_async._runtime.cancelled import current
-from spdl_async._runtime.channel import Signal
+from spdl_async._runtime.channel import Channel, Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once, warn_of_nothing
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.report import report_of, warn_of_abandoned
 from spdl_async._runtime.shared import Shared, join_all, new_pool
+from spdl_async._runtime.snapshot import snapshot_of
 from spdl_async._runtime.source_step import SourceStep
 from spdl_async._runtime.stall import StallWatch
 from spdl_async._runtime.step import Step
@@ -77,7 +78,8 @@ class Engine:
         self.saw_drop = on_drop
         self.shared = shared
         self.pool = new_pool(plan) if shared is None else shared.pool
-        self.ledger = Ledger()
+        self.budget = None if plan.max_bytes is None else Budget(self, plan.max_bytes, plan.size_of)
+        self.ledger: Ledger = self.budget or Ledger()
         self.log = FailureLog()
         self.judges = Judges(self.log, context, seed=plan.seed, epoch=epoch)
         self.steps: list[Step] = []
@@ -104,7 +106,14 @@ class Engine:
 
     def wire(self) -> None:
         """Make the steps, on the engine's loop."""
-        lay_chain(self, self.plan, Sink(self.loop, self.handover, self.ledger, self.at_data_end))
+        sink = Sink(self.loop, self.handover, self.ledger, self.at_data_end)
+        lay_chain(self, self.plan, sink)
+        if self.budget is not None:
+            self.budget.attach(self.steps, sink)
+
+    def new_channel(self) -> Channel:
+        """Return an edge between two steps."""
+        return Channel(self.loop) if self.budget is None else SizedChannel(self.budget)
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
@@ -134,6 +143,8 @@ class Engine:
         if before is not None:
             for old, new in zip(before.steps, self.steps, strict=False):
                 new.take_over(old)
+            if self.budget is not None and before.budget is not None:
+                self.budget.share_with(before.budget)
 
     def at_data_end(self, results: int) -> BaseException | None:
         """Return what is wrong with the pass as a whole; its data have ended, after ``results``."""
@@ -183,6 +194,8 @@ class Engine:
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
         self.judges.forget()
+        if self.budget is not None:
+            self.budget.end()
         for forget in self.at_end:
             forget()
         if self.exiting:
@@ -234,6 +247,8 @@ class Engine:
     def note_change(self) -> None:
         """Have those look who wait for something to end."""
         self.changed.set()
+        if self.budget is not None:
+            self.budget.look()
         for watcher in self.watchers:
             watcher.set()
         if self.partly_stopped:
@@ -358,33 +373,7 @@ class Engine:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
-        handover, ledger = self.handover, self.ledger
-        if self.finished is not None:  # the engine's loop does not do it any more
-            handover.settle(ledger)
-        stages = self.stage_statistics()
-        in_flight = ledger.opened - ledger.closed
-        ended = bool(handover.end_seen) and handover.error is None
-        if self.finished is not None and handover.ended and not handover.buffer:
-            in_flight = 0  # what take or a failure has left above comes no more
-        if ended:
-            # Results that were taken last may not be accounted for yet, which only the loop may do
-            # while it runs; but the end of the data was seen, so what is left is known: nothing.
-            stages = tuple(replace(stage, queue=0) for stage in stages)
-            if self.finished is None:
-                in_flight = 0
-        return RunStatistics(
-            name=self.plan.name,
-            epoch=self.epoch,
-            elapsed=self.end_time() - self.started,
-            stages=stages,
-            delivered=handover.delivered,
-            consumer_waiting=handover.waiting,
-            in_flight=in_flight,
-            peak_in_flight=ledger.peak,
-            failures=self.log.total,
-            threads=self.plan.num_threads,
-            ended=ended,
-        )
+        return snapshot_of(self)
 
     def end_time(self) -> float:
         """Return when the pass ended, for its consumer; now, while it has not."""

@@ -15,10 +15,12 @@ from concurrent.futures import Executor
 from typing import Any
 
 from spdl_async._runtime.asking import consult
+from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.flow import Flow, FlowHop, iterate
 from spdl_async._runtime.flow_on_loop import produce
+from spdl_async._runtime.gates import FlowGate
 from spdl_async._runtime.hop import BaseHop, dispose
 from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
@@ -76,6 +78,13 @@ class ThreadFlowStep(HoppingStep):
         self.loop_flows: dict[Flow, Future[None]] = {}
         self.runs: deque[list[Any]] = deque()  # [flow, number]: whose values wait to be taken
         self.slots: dict[Flow, list[FlowHop]] = {}
+
+    def new_gate(self, budget: Budget) -> FlowGate:
+        return FlowGate(budget, self)
+
+    def resting(self) -> int:
+        # A flow that has made its value waits to hand it on, not for the op.
+        return sum(1 for flow in self.flows if flow.children or flow.ended)
 
     def new_hop(self) -> FlowHop:
         return FlowHop(self)
@@ -159,6 +168,11 @@ class ThreadFlowStep(HoppingStep):
 
     # Calls that are made again
 
+    def use_slots(self) -> None:
+        super().use_slots()
+        if isinstance(self.gate, FlowGate):
+            self.gate.refresh()
+
     def call_again(self, flow: Flow, failure: OpFailure) -> bool:
         """Take back a flow whose op is to be called again; from any thread."""
         wait = self.judges[0].retry_after(flow.item, failure, allowed=not flow.produced)
@@ -190,6 +204,8 @@ class ThreadFlowStep(HoppingStep):
             if flow is None:
                 break
             self.emit_flow(flow)
+        if isinstance(self.gate, FlowGate):
+            self.gate.refresh()
         if self.closed:
             return
         if self.fatal is not None:
@@ -224,6 +240,8 @@ class ThreadFlowStep(HoppingStep):
             self.host.ledger.adopt(flow.item, len(values))
             self.runs.append([flow, len(values)])
             self.emit(values)
+            if self.gate is not None:
+                self.gate.finished(len(values))
         if ended and not children:
             self.settle_flow(flow)
 
@@ -235,13 +253,16 @@ class ThreadFlowStep(HoppingStep):
             flow, waiting = run
             part = min(count, waiting)
             count -= part
-            flow.sent += part
+            if self.gate is None or flow.settled:
+                flow.sent += part
             if part == waiting:
                 runs.popleft()
             else:
                 run[1] = waiting - part
             if flow.settled:
                 self.leave_window(flow)
+            elif isinstance(self.gate, FlowGate):
+                self.gate.ask_for(flow)
             else:
                 self.let_go_on(flow)
 
@@ -272,6 +293,8 @@ class ThreadFlowStep(HoppingStep):
         if self.fatal is None:
             self.host.ledger.release(flow.item)
         flow.settled = True
+        if self.gate is not None:
+            self.gate.finished(1)
         self.leave_window(flow)
 
     def ask_about_flow(self, flow: Flow, failure: OpFailure) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.steps import MergePlan
@@ -32,6 +32,7 @@ class MergeStep(Step):
         ready: what is to be handed on before anything is waited for.
     """
 
+    keeps_values = True
     items_each = 1  # items of the branches that one of ``ready`` is made of
 
     def __init__(
@@ -54,6 +55,10 @@ class MergeStep(Step):
         self.ready: list[Item] = []
         self.failure: BaseException | None = None
         self.resumed = clock()
+
+    @property
+    def reads_from(self) -> Sequence[Channel]:
+        return self.inputs
 
     def start(self) -> None:
         self.launch(self.work(), "merge")
@@ -155,6 +160,9 @@ class TurnStep(MergeStep):
 class ZipStep(MergeStep):
     """Tuples of one item of each branch, as long as each has one."""
 
+    keeps_values = False
+    puts_together = True
+
     strict: bool
 
     async def merge(self) -> None:
@@ -217,6 +225,8 @@ class MixStep(MergeStep):
     A value belongs to every item taken since the last one.
     """
 
+    keeps_values = False
+
     mix: Callable[[list[Any]], AsyncIterator[Any]]
 
     async def merge(self) -> None:
@@ -224,6 +234,7 @@ class MixStep(MergeStep):
         # One item is taken when it is asked for, so nothing lies here that the function has not seen.
         self.pace = Pace(1, 1)
         branches = [Branch(self, at) for at in range(len(self.inputs))]
+        self.occupied = True
         try:
             values = self.mix(branches)
             try:
@@ -237,6 +248,7 @@ class MixStep(MergeStep):
             if self.asked_to_stop(error):
                 raise
             self.fail(error)
+        self.occupied = False
         self.meters[0].dropped += len(self.members)  # taken, but nothing was made of them
         for member in self.members:
             self.host.ledger.release(member)
@@ -254,9 +266,11 @@ class MixStep(MergeStep):
 
     async def next_of(self, branch: int) -> Any:
         """Return the next value of a branch; called by the user's function."""
+        self.occupied = False
         await self.flush()
         failure, self.failure = self.failure, None
         item = await self.take(branch)
+        self.occupied = True
         error, self.failure = self.failure, failure
         if item is None:
             raise StopAsyncIteration if error is None else error
@@ -276,7 +290,9 @@ class MixStep(MergeStep):
             item.value = value
         else:
             item = batch_of(members, value)
+        self.occupied = False
         await self.put(item)
+        self.occupied = True
 
 
 def uneven(ended: int, number: int, longer: int) -> ValueError:

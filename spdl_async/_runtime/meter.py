@@ -16,8 +16,9 @@ class Meter:
     """
 
     __slots__ = (
-        "abandoned", "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
-        "kind", "name", "notes", "peak", "queue", "retried", "waiting_input", "waiting_room",
+        "abandoned", "busy", "bytes", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
+        "kind", "name", "notes", "peak", "peak_bytes", "queue", "retried", "waiting_input",
+        "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -37,6 +38,8 @@ class Meter:
         self.notes: Mapping[str, object] = NO_NOTES
         self.retried = 0
         self.abandoned = 0
+        self.bytes = 0
+        self.peak_bytes = 0
 
     def snapshot(self, busy: float = 0.0) -> StageStatistics:
         """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
@@ -56,6 +59,8 @@ class Meter:
             notes=self.notes,
             retried=self.retried,
             abandoned=self.abandoned,
+            bytes_held=self.bytes,
+            peak_bytes=self.peak_bytes,
         )
 
 

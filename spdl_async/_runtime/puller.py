@@ -82,6 +82,10 @@ class Puller:
         allowed = self.left + limit
         if allowed - self.allowed < limit * 3 // 4:
             return  # not worth waking the thread for
+        self.allow(allowed)
+
+    def allow(self, allowed: int) -> None:
+        """Let the thread pull so many items in all."""
         self.allowed = allowed
         if self.starving:
             self.starving = False

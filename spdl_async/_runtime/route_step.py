@@ -53,6 +53,7 @@ class RouteStep(Step):
         super().__init__(host, source, out)
         self.ordered = ordered
         self.batched = batched
+        self.keeps_values = not batched
         self.streams = streams
         self.gathers = gathers
         self.labels = labels
@@ -153,7 +154,9 @@ class RouteStep(Step):
             elif self.ordered:
                 way = Way(self, item, to)
                 self.held.append(way)
-                bundles[to].append(inside(item, way, routed.value))
+                own = inside(item, way, routed.value)
+                self.host.ledger.pass_load(item, own)
+                bundles[to].append(own)
             else:
                 item.value = routed.value
                 bundles[to].append(item)
@@ -205,6 +208,7 @@ class RouteStep(Step):
             if isinstance(way, Part):
                 way.whole.parts[end.branch] = item.value
                 item.value = None
+                self.host.ledger.pass_load(item, way.origin)
                 self.host.ledger.release(item)
             else:
                 self.come_back(item, way)
@@ -230,6 +234,7 @@ class RouteStep(Step):
         """Give a batch its members again, or an element that was taken out of one its identity."""
         origin = way.whole.origin
         back = item.child(item.value, item.path)
+        self.host.ledger.pass_load(item, back)
         item.value = None
         if item.members is not None:
             back.members, back.root = origin.members, origin.ticket

@@ -26,6 +26,8 @@ Draw = Callable[[], float]  # a number of at least 0, below 1
 class RelayStep(Step):
     """Asks the step above for what the one below waits for."""
 
+    keeps_values = True
+
     def __init__(self, host: Host, source: Channel, out: Outlet, *, meter: Meter) -> None:
         super().__init__(host, source, out)
         self.meters = [meter]
@@ -136,7 +138,7 @@ class SkipStep(RelayStep):
 
 
 class EnumerateStep(RelayStep):
-    """(number, item) of each item."""
+    """(number, item) of each item, which counts as large as the item."""
 
     def __init__(
         self, host: Host, source: Channel, out: Outlet, *, start: int, meter: Meter
@@ -157,6 +159,8 @@ class ShuffleStep(RelayStep):
     The next number is drawn when an item leaves, so the order is a function of the key, the epoch and
     the order of arrival: sizes of chunks, speed and waiting take no part.
     """
+
+    gathering = True
 
     def __init__(
         self,

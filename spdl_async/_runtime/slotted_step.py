@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge
+from spdl_async._runtime.gates import Gate, InputGate
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.retrying import Backoff
-from spdl_async._runtime.step import Host, Step, WindowedStep
+from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.windowed_step import WindowedStep
 
 
 class SlottedStep(WindowedStep):
@@ -51,6 +54,10 @@ class SlottedStep(WindowedStep):
         self.concurrency = concurrency
         self.successor: SlottedStep | None = None
         self.backoff: Backoff | None = None
+
+    def new_gate(self, budget: Budget) -> Gate | None:
+        # With input order some of those that were let go are done and wait for the first one.
+        return InputGate(budget, self, self.begin, 2 * self.full if self.ordered else self.full)
 
     def slots_taken(self) -> int:
         """Return how many slots are in use."""

@@ -8,23 +8,23 @@ iterable is read by a task on the loop, which also closes it.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter as clock
 from typing import Any
 
-from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import MAX_CHUNK
 from spdl_async._runtime.asking import hear
+from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Outlet, Signal
-from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
+from spdl_async._runtime.deadline import stack_of_error, time_over
 from spdl_async._runtime.failures import Judge, caught, note_once
+from spdl_async._runtime.gates import Gate
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
-from spdl_async._runtime.puller import NOT_ASYNC, Puller
+from spdl_async._runtime.puller import Puller
+from spdl_async._runtime.source_on_loop import read_async
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import (
     DROPPED,
@@ -43,6 +43,7 @@ SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
 IN_A_ROW = f"spdl_async: the source failed {FAILURES_IN_A_ROW} times in a row"
 ENDED_AFTER = "spdl_async: the source ended right after it had failed"
+MOST_PULLED = 32  # under a byte budget: asked for before the loop has seen how large they are
 
 state_of = attrgetter("state")
 
@@ -77,11 +78,24 @@ class SourceStep(Step):
         self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
         self.signal = Signal(host.loop)
+        self.permits = 0
         self.in_a_row = 0
         self.first_in_a_row: BaseException | None = None
 
     def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
         self.open_source = call
+
+    def new_gate(self, budget: Budget) -> Gate:
+        return Gate(budget, self, self.permit, MOST_PULLED)
+
+    def permit(self, number: int) -> None:
+        """Read so many items more, which the budget has room for."""
+        self.permits += number
+        if self.builtin is not None:
+            self.fill()
+        elif self.puller.alive:
+            self.puller.allow(self.puller.allowed + number)
+        self.signal.set()
 
     def start(self) -> None:
         if self.builtin is None:
@@ -113,14 +127,16 @@ class SourceStep(Step):
         if not self.on_loop:
             error = await self.read_thread()
             if error is None and self.puller.for_loop is not None:
-                error = await self.read_async(self.puller.for_loop)
+                error = await read_async(self, self.puller.for_loop)
         else:
-            error = await self.read_async(None)
+            error = await read_async(self, None)
         self.end_data(error)
 
     def end_data(self, error: BaseException | None) -> None:
         """End the data; tell the engine where the source was read to its very end."""
         error = error or self.judge.at_end()
+        if self.gate is not None:
+            self.gate.close()
         self.out.close(error)
         if error is None and not self.halted:  # a stop makes the thread end early too
             self.exhausted = True
@@ -203,6 +219,8 @@ class SourceStep(Step):
         Items are made when the next step asks for them, so the source itself holds none.
         """
         room = min(self.out.room(), MAX_CHUNK)
+        if self.gate is not None:
+            room = self.permitted(self.gate, room)
         if room <= 0 or self.halted:
             return
         began = clock()
@@ -226,6 +244,14 @@ class SourceStep(Step):
         elif not kept:
             self.host.loop.call_soon(self.fill)  # nobody asks again for what was dropped
 
+    def permitted(self, gate: Gate, room: int) -> int:
+        """Return how much of the room may be filled now; ask for the rest."""
+        permits, self.permits = self.permits, 0
+        gate.finished(permits)
+        if room > permits:
+            gate.ask(room - permits)
+        return min(room, permits)
+
     # Sync iterables
 
     def hand_on(self, items: list[Item]) -> None:
@@ -245,16 +271,31 @@ class SourceStep(Step):
             self.meters[0].queue = self.untaken
         if self.puller.alive:
             self.pace.look(self.left, self.puller.fast)
-            self.puller.grant(count, self.pace.window)
+            self.give_credit(count)
         self.signal.set()
+
+    def give_credit(self, left: int) -> None:
+        """Let the thread pull as many items as have left, as far as the budget allows."""
+        puller, gate = self.puller, self.gate
+        if gate is None:
+            puller.grant(left, self.pace.window)
+        else:
+            puller.left += left
+            gate.ask(puller.left + self.pace.window - puller.allowed)
 
     async def read_thread(self) -> BaseException | None:
         """Hand on what the thread pulls; it gets credit again as items are taken."""
-        puller = self.puller
+        puller, gate = self.puller, self.gate
+        if gate is not None:
+            puller.allowed = 0
         puller.start()
+        if gate is not None:
+            self.give_credit(0)
         while True:
             items = puller.take()
             if items:
+                if gate is not None:
+                    gate.finished(len(items))
                 good, error, early = await self.judged(items)
                 if good:
                     self.hand_on(good)
@@ -263,7 +304,7 @@ class SourceStep(Step):
                     return error
                 lost = len(items) - len(good) - early
                 if lost:
-                    puller.grant(lost, self.pace.window)
+                    self.give_credit(lost)
                 del items, good
             elif puller.finished:
                 if puller.buffer:
@@ -271,81 +312,6 @@ class SourceStep(Step):
                 return None if puller.for_loop is not None else self.at_source_end()
             else:
                 await self.signal.wait()
-
-    # Async iterables
-
-    async def read_async(self, given: Any) -> BaseException | None:
-        """Read an async iterable on the loop, closing it in this task."""
-        try:
-            source = self.open_source() if given is None else given
-            if inspect.isawaitable(source):
-                source = await source
-            if not is_async_iterable(source):
-                if self.timeout is not None:
-                    raise TypeError(NOT_ASYNC.format(type(source).__name__))
-                self.open_source = lambda: source
-                return await self.read_thread()
-            iterator = aiter(source)
-        except BaseException as error:  # noqa: BLE001 -- the policy decides
-            return self.failed_to_open(error)
-        try:
-            return await self.iterate(iterator)
-        finally:
-            closing = getattr(iterator, "aclose", None)
-            if closing is not None:
-                await self.close(closing)
-
-    async def close(self, closing: Callable[[], Any]) -> None:
-        """Close the async iterator; an error in that is an error of the source."""
-        try:
-            await closing()
-        except Exception as error:  # noqa: BLE001 -- recorded
-            item = self.failed_item(error)
-            self.judge.note(item, item.value)
-
-    async def iterate(self, iterator: AsyncIterator[Any]) -> BaseException | None:
-        """Hand items on one by one; the next step takes what has gathered when it comes."""
-        meter = self.meters[0]
-        began = resumed = clock()
-        deadline = None if self.timeout is None else Deadline(self, self.timeout)
-        while True:
-            try:
-                if deadline is not None:
-                    deadline.start()
-                value = await anext(iterator)
-                if deadline is not None and deadline.stop():
-                    raise TimeoutError  # the source has held out against its cancellation
-            except StopAsyncIteration:
-                if deadline is not None:
-                    deadline.stop()
-                return self.at_source_end()
-            except BaseException as error:
-                is_over = deadline is not None and deadline.stop()
-                if self.asked_to_stop(error):
-                    raise
-                item = self.failed_item(error)
-                if is_over:
-                    item.value = self.overdue_item(item, error)
-            else:
-                item = Item(value, self.pulled, kept_source(value))
-                if value is DROP:
-                    item.state = DROPPED
-                del value
-            self.pulled += 1
-            meter.busy += clock() - began
-            good, error_or_none, _ = await self.judged([item])
-            del item
-            if good:
-                self.hand_on(good)
-            del good
-            if error_or_none is not None:
-                return error_or_none
-            while self.untaken >= MAX_CHUNK or (self.untaken and self.out.room() <= 0):
-                await self.signal.wait()
-            began = clock()
-            if began - resumed > SLICE_SECONDS:
-                await asyncio.sleep(0)
-                began = resumed = clock()
 
     def overdue_item(self, item: Item, error: BaseException) -> OpFailure:
         """Return the failure of a source that took too long for an item."""

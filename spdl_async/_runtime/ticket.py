@@ -47,11 +47,14 @@ class Item:
         members: of a batch, the items that it was made of (emptied of their values); never changed.
         state: ``PENDING`` while a step works on it, else how that ended.
         at: index of the op in a fused group that dropped or failed it, or is to be called again.
+        load: its bytes, where the run has a budget of them (``budget.Load``).
     """
 
     __slots__ = (
-        "at", "index", "members", "open", "path", "root", "source", "state", "tries", "value",
+        "at", "index", "load", "members", "open", "path", "root", "source", "state", "tries", "value",
     )  # fmt: skip
+
+    load: Any  # not set where there is no budget
 
     tries: tuple[object, int]  # whose failed calls, and how many; set at the first that is repeated
 
@@ -139,6 +142,12 @@ class Ledger:
                         ticket.left()
             else:
                 self.release(member)
+
+    def free(self, item: Item) -> None:
+        """Hear that an item's value was given to others."""
+
+    def pass_load(self, item: Item, to: Item) -> None:
+        """Hear that another item has an item's value now."""
 
     def adopt(self, parent: Item, children: int) -> None:
         """Account for ``children`` new descendants of ``parent``."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def lay_chain(engine: Engine, chain: Plan | ChainPlan, out: Outlet) -> Step:
     """Make the steps of a chain, which ends in ``out``; return the last."""
-    edges = [Channel(engine.loop) for _ in chain.steps]
+    edges = [engine.new_channel() for _ in chain.steps]
     first: Outlet = edges[0] if edges else out
     if isinstance(chain.source, MergePlan):
         step = lay_merge(engine, chain.source, first)
@@ -62,7 +62,7 @@ def lay_merge(engine: Engine, plan: MergePlan, out: Outlet) -> Step:
 
     A branch with a weight of zero is not read, so nothing of it is started.
     """
-    inputs, last = [Channel(engine.loop) for _ in plan.branches], []
+    inputs, last = [engine.new_channel() for _ in plan.branches], []
     for at, branch in enumerate(plan.branches):
         if plan.reads(at):
             last.append(lay_chain(engine, branch, inputs[at]))
@@ -94,7 +94,7 @@ def lay_branches(engine: Engine, plan: RoutePlan, route: RouteStep) -> None:
     """Make the steps of a route's branches."""
     inlets: list[Outlet] = []
     for branch, end in zip(plan.branches, route.ends, strict=True):
-        edges = [Channel(engine.loop) for _ in branch]
+        edges = [engine.new_channel() for _ in branch]
         inlets.append(edges[0] if edges else end)
         known = len(engine.steps)
         if branch:
@@ -207,7 +207,7 @@ def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         executor=plan.executor,
         ordered=plan.ordered,
         window=plan.window,
-        max_flow=plan.max_flow,
+        max_flow=plan.max_flow if engine.budget is None else 1,
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "async" if plan.on_loop else "generator", plan.concurrency),
         timeout=timeout,

@@ -171,6 +171,7 @@ class ForeignStep(SlottedStep):
         """Count a call that is to be made again."""
         self.meters[0].retried += 1
 
+    @guarded
     def expire(self, future: Future[Outcome]) -> None:
         """Give up a call whose time is over, also while the run stops."""
         del self.timers[future]
@@ -197,17 +198,11 @@ class ForeignStep(SlottedStep):
     def on_future(self, future: Future[Outcome]) -> None:
         """Pass a future's end on to the loop; called in a thread of the executor."""
         try:
-            self.host.loop.call_soon_threadsafe(self.take, future)
+            self.host.loop.call_soon_threadsafe(self.take_outcome, future)
         except RuntimeError:  # the loop is closed: nobody waits for the result any more
             pass
 
-    def take(self, future: Future[Outcome]) -> None:
-        """Take the outcome of one submit."""
-        try:
-            self.take_outcome(future)
-        except Exception as error:  # noqa: BLE001 -- an error of ours: the consumer must hear of it
-            self.host.crashed(error)
-
+    @guarded
     def take_outcome(self, future: Future[Outcome]) -> None:
         """Settle one submit, and go on with the next."""
         timer = self.timers.pop(future, None)

@@ -12,7 +12,7 @@ import functools
 from asyncio import Task
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from spdl_async._runtime.asking import ask_about
 from spdl_async._runtime.channel import Channel, Outlet, Signal
@@ -32,15 +32,16 @@ from spdl_async._runtime.ticket import (
 from spdl_async.statistics import StageStatistics
 
 S = TypeVar("S", bound="Step")
+A = TypeVarTuple("A")
 
 
-def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
+def guarded(callback: Callable[[S, *A], None]) -> Callable[[S, *A], None]:
     """Deliver an error of ours in a loop's callback to the consumer, whom it would leave waiting."""
 
     @functools.wraps(callback)
-    def run(self: S) -> None:
+    def run(self: S, *arguments: *A) -> None:
         try:
-            callback(self)
+            callback(self, *arguments)
         except Exception as error:  # noqa: BLE001 -- delivered
             self.host.crashed(error)
 
@@ -64,7 +65,6 @@ class Step:
         self.overdue: set[Task[Any]] = set()  # cancelled because their time was over, not by a stop
         self.untaken = 0
         self.advancing = False
-        self.untaken_since = 0.0
         out.on_taken = self.taken
 
     @property
@@ -181,17 +181,18 @@ class Step:
 
     def emit(self, items: list[Item]) -> None:
         """Hand items on."""
+        meter = self.meters[-1]
         if not self.untaken:
-            self.untaken_since = clock()
+            meter.blocked_since = clock()
         self.untaken += len(items)
-        self.meters[-1].items_out += len(items)
+        meter.items_out += len(items)
         self.out.push(items)
 
     def taken(self, count: int) -> None:
         """Hear that the next step has taken items."""
         self.untaken -= count
         if not self.untaken:
-            self.meters[-1].waiting_room += clock() - self.untaken_since
+            self.meters[-1].unblock()
         self.after_taken(count)
 
     def after_taken(self, count: int) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import enum
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter as clock
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, cast
 
 from spdl_async._order import Order
 from spdl_async._wrong_face import NotOrdinary
-from spdl_async.errors import RunStateError, ShutdownTimeout
+from spdl_async.errors import RunStateError, ShutdownTimeout, note_once
 from spdl_async.statistics import Failures, RunStatistics
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ class State(enum.Enum):
     NEW = "was not entered"
     OPEN = "is open"
     CLOSED = "is closed"
+
+
+@contextmanager
+def beside(error: BaseException | None) -> Iterator[None]:
+    """Leave a block: what goes wrong in that is a note on the body's own exception, if there is one."""
+    try:
+        yield
+    except (ShutdownTimeout, RunStateError) as late:
+        if error is None:
+            raise
+        note_once(error, f"spdl_async: beside this, {late}")
 
 
 NOT_ENTERED = """the run was not entered. Either
@@ -99,12 +112,8 @@ class PipelineRun(NotOrdinary, Generic[T_co]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
+        with beside(error):
             await self.aclose()
-        except (ShutdownTimeout, RunStateError) as late:
-            if error is None:
-                raise
-            error.add_note(f"spdl_async: beside this, {late}")
 
     async def aclose(self) -> None:
         """Stop the run and wait until nothing of it runs any more.

@@ -26,6 +26,7 @@ from spdl_async._runtime.ticket import (
     where_is,
 )
 from spdl_async.errors import TooManyFailures
+from spdl_async.errors import note_once as note_once
 from spdl_async.spec.policy import Failure, FailurePolicy
 from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
 
@@ -347,15 +348,6 @@ def names_a_type(source: Any) -> bool:
     if type(source) is tuple:
         return any(map(names_a_type, source))
     return isinstance(source, type)
-
-
-def note_once(error: BaseException, note: str) -> None:
-    """Add a note to an exception, unless it has that one or takes none."""
-    try:
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses; it is raised as it is
-        return
 
 
 def _message(error: BaseException) -> str:

@@ -16,8 +16,8 @@ class Meter:
     """
 
     __slots__ = (
-        "abandoned", "blocked_since", "busy", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
-        "kind", "name", "notes", "peak", "queue", "retried", "waiting_input", "waiting_room",
+        "abandoned", "blocked_since", "busy", "calls", "concurrency", "dropped", "failed", "items_in",
+        "items_out", "kind", "name", "notes", "peak", "queue", "retried", "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import SourcePlan
-from spdl_async._runtime.failures import Judge, caught
+from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.inline_calls import failure_of
 from spdl_async._runtime.puller import NOT_ASYNC, iterate
-from spdl_async._runtime.source_step import FAILURES_IN_A_ROW
+from spdl_async._runtime.source_step import ENDED_AFTER, FAILURES_IN_A_ROW, IN_A_ROW
 from spdl_async._runtime.ticket import NO_ITEM, Item, kept_source
 from spdl_async.spec.markers import DROP
 
@@ -41,6 +41,7 @@ def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
                 run.settle(judge, meter, item, failure)
                 in_a_row, first = in_a_row + 1, first or failure.exception
                 if in_a_row >= FAILURES_IN_A_ROW:
+                    note_once(first, IN_A_ROW)
                     raise first from None
                 continue
             in_a_row, first = 0, None
@@ -58,6 +59,7 @@ def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
     finally:
         run.close_user(judge, Item(None, index, NO_ITEM), context, iterator)
     if first is not None:
+        note_once(first, ENDED_AFTER)
         raise first
     run.finish(judge)
 

@@ -149,6 +149,7 @@ class Puller:
             if step.timeout is not None:
                 raise TypeError(NOT_ASYNC.format(type(source).__name__))
             iterator = iterate(source)
+            step.opened = True
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             self.put_failure(error)
             return

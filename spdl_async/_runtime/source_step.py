@@ -41,6 +41,8 @@ from spdl_async.statistics import StageStatistics
 FLOOR = 2  # one item on its way to the loop, one being made
 SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
+IN_A_ROW = f"spdl_async: the source failed {FAILURES_IN_A_ROW} times in a row"
+ENDED_AFTER = "spdl_async: the source ended right after it had failed"
 
 state_of = attrgetter("state")
 
@@ -71,6 +73,7 @@ class SourceStep(Step):
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
         self.left = 0
+        self.opened = False
         self.exhausted = False
         self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
@@ -152,7 +155,7 @@ class SourceStep(Step):
                 self.first_in_a_row = failure.exception
             if error is None and self.in_a_row >= FAILURES_IN_A_ROW:
                 error = self.first_in_a_row
-                note_once(error, f"spdl_async: the source failed {self.in_a_row} times in a row")
+                note_once(error, IN_A_ROW)
             if error is not None:
                 return good, error
         return good, None
@@ -188,8 +191,8 @@ class SourceStep(Step):
         proof that there was no more data.
         """
         error = self.first_in_a_row
-        if error is not None:
-            note_once(error, "spdl_async: the source ended right after it had failed")
+        if error is not None and self.opened:
+            note_once(error, ENDED_AFTER)
         return error
 
     # Sequences without user code
@@ -284,6 +287,7 @@ class SourceStep(Step):
                 self.open_source = lambda: source
                 return await self.read_thread()
             iterator = aiter(source)
+            self.opened = True
         except BaseException as error:  # noqa: BLE001 -- the policy decides
             return self.failed_to_open(error)
         try:

@@ -494,7 +494,7 @@ def test_contract_8_a_generator_that_was_late_is_over(face: Face) -> None:
     outcome = drive(built, face)
     assert outcome.outputs == [0]
     assert isinstance(outcome.error, StageTimeout)
-    assert "ended right after" in notes_of(outcome.error) or face is Face.INLINE
+    assert "ended right after" in notes_of(outcome.error)
 
 
 @pytest.mark.parametrize("source", [[1], range(3), {1: 2}, (n for n in range(3))])

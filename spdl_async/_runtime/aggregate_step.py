@@ -205,7 +205,7 @@ class AggregateStep(HoppingStep):
             self.consulting = False
             self.advance_soon()
 
-        about = batch_of(self.members, None) if item is None else item
+        about = self.tail() if item is None else item
         self.consulting = consult(self, self.judges[0], about, failure, answered)
         return self.consulting
 
@@ -241,7 +241,7 @@ class AggregateStep(HoppingStep):
         judge.count_calls(1)
         meter.failed += 1
         if item is None:
-            tail = batch_of(self.members or list(self.by_number.values()), None)
+            tail = self.tail()
             self.drop_tail()
             self.fatal = judge.verdict(tail, failure)
         else:
@@ -281,6 +281,10 @@ class AggregateStep(HoppingStep):
         members, value = members_of(value, self.by_number)
         shorten(members, self.host.ledger)
         return batch_of(members, value)
+
+    def tail(self) -> Item:
+        """Return what stands for the items that no output took along, as one item."""
+        return batch_of(self.members or list(self.by_number.values()), None)
 
     def drop_tail(self) -> None:
         """Account for items that no output took along."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
@@ -117,22 +118,26 @@ class Epochs(Generic[T_co]):
         trace: TracebackType | None,
     ) -> None:
         with beside(error):
-            await self.aclose()
+            # A block that a cancellation ends has had its first.
+            await self._leave(patient=not isinstance(error, asyncio.CancelledError))
 
     async def aclose(self) -> None:
         """Stop all epochs and wait until nothing of them runs any more.
 
-        A second cancellation while it waits ends the waiting at once.
+        A cancellation ends the waiting at once, but not the stop; calling again waits again.
 
         Raises:
             ShutdownTimeout: user code still ran after ``shutdown_timeout`` seconds, in all.
         """
+        await self._leave(patient=False)
+
+    async def _leave(self, *, patient: bool) -> None:
         was, self._state = self._state, State.CLOSED
         series = self._series
         if series is None or (was is State.CLOSED and series.ended.done()):
             return
         series.close()
-        await series.wait_ended(self._order.shutdown_timeout)
+        await series.wait_ended(self._order.shutdown_timeout, patient=patient)
 
     def __aiter__(self) -> AsyncIterator[PipelineRun[T_co]]:
         self._use("async")

@@ -66,7 +66,8 @@ AFTER_CLOSE = "the run is closed: its results are only to be had inside the `asy
 class PipelineRun(NotOrdinary, Generic[T_co]):
     """One pass over a pipeline: an async context manager and an async iterator.
 
-    Leaving the ``async with`` block returns when everything that the run has started has ended.
+    Leaving the ``async with`` block returns when everything that the run has started has ended, but for
+    calls that were abandoned because their time was over. Only a second cancellation ends it earlier.
 
     >>> import asyncio
     >>> from spdl_async import PipelineBuilder
@@ -113,22 +114,26 @@ class PipelineRun(NotOrdinary, Generic[T_co]):
         trace: TracebackType | None,
     ) -> None:
         with beside(error):
-            await self.aclose()
+            # A block that a cancellation ends has had its first.
+            await self._leave(patient=not isinstance(error, asyncio.CancelledError))
 
     async def aclose(self) -> None:
         """Stop the run and wait until nothing of it runs any more.
 
-        A second cancellation while it waits ends the waiting at once.
+        A cancellation ends the waiting at once, but not the stop; calling again waits again.
 
         Raises:
             ShutdownTimeout: user code still ran after ``shutdown_timeout`` seconds.
         """
+        await self._leave(patient=False)
+
+    async def _leave(self, *, patient: bool) -> None:
         was, self._state = self._state, State.CLOSED
         started = self._started
         if started is None or (was is State.CLOSED and started.ended.done()):
             return
         started.close()
-        await started.wait_ended(self._order.shutdown_timeout)
+        await started.wait_ended(self._order.shutdown_timeout, patient=patient)
 
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.

@@ -115,7 +115,7 @@ class BasePass(Ending):
     ) -> None:
         super().__init__(order.plan.name)
         self.epoch = epoch
-        self.handover = Handover(order.plan.sink_size, None)
+        self.handover = Handover(order.plan.sink_size)
         self.engine = Engine(
             order.plan,
             self.handover,

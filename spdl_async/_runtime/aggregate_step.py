@@ -89,7 +89,7 @@ class AggregateHop(BaseHop):
                 outputs = list(step.aggregator.accumulate(value) or ())
         except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, on the loop
             failure = caught(error, brief=step.judges[0].log.full)
-            if step.judges[0].raises or not isinstance(failure.exception, Exception):
+            if step.judges[0].ends(failure):
                 step.halted = True
             return item, [], failure
         return item, outputs, None

@@ -28,10 +28,6 @@ class CarefulLoopStep(LoopStep):
     def slots_taken(self) -> int:
         return self.calling
 
-    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
-        """Count a call that is to be made again."""
-        self.meters[0].retried += 1
-
     @guarded
     def start_due(self) -> None:
         """Have a worker take a call whose wait is over."""
@@ -125,8 +121,3 @@ class CarefulLoopStep(LoopStep):
     def overdue_item(self, item: Item, stack: str) -> OpFailure:
         """Return the failure of a call whose time is over."""
         return time_over(self.meters[0].name, item, self.timeout or 0.0, stack)
-
-    def stop(self) -> None:
-        super().stop()
-        if self.backoff is not None:
-            self.backoff.clear()

@@ -161,6 +161,10 @@ class Judge:
         """Whether the first failure ends the run."""
         return self.policy.action == "raise"
 
+    def ends(self, failure: OpFailure) -> bool:
+        """Tell, from any thread, whether a failure surely ends the run; a budget may end it too."""
+        return self.raises or not isinstance(failure.exception, Exception)
+
     def count_calls(self, calls: int) -> None:
         """Count calls whose outcome has left the stage."""
         self.settled += calls

@@ -53,9 +53,7 @@ async def produce(step: ThreadFlowStep, flow: Flow, value: Any) -> None:
         step.give_back(flow)
         return
     flow.end(failure)
-    if failure is not None and (
-        step.judges[0].raises or not isinstance(failure.exception, Exception)
-    ):
+    if failure is not None and step.judges[0].ends(failure):
         step.halted = True
     step.news_of(flow)
 

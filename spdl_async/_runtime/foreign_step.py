@@ -167,10 +167,6 @@ class ForeignStep(SlottedStep):
             self.timers[future] = self.host.loop.call_later(self.timeout, self.expire, future)
         future.add_done_callback(self.on_future)
 
-    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
-        """Count a call that is to be made again."""
-        self.meters[0].retried += 1
-
     @guarded
     def expire(self, future: Future[Outcome]) -> None:
         """Give up a call whose time is over, also while the run stops."""
@@ -267,7 +263,7 @@ class ForeignStep(SlottedStep):
         item.state = FAILED
         if not self.ordered:
             self.done.append(item)
-        if self.judges[at].raises or not isinstance(failure.exception, Exception):
+        if self.judges[at].ends(failure):
             self.stop_starting()
 
     def running(self) -> list[tuple[str, int, Item | None]]:
@@ -281,7 +277,5 @@ class ForeignStep(SlottedStep):
         super().stop()
         self.inbox.clear()
         self.arguments.clear()
-        if self.backoff is not None:
-            self.backoff.clear()
         for future in list(self.futures):
             future.cancel()

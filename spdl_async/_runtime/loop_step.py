@@ -167,8 +167,7 @@ class LoopStep(SlottedStep):
         """Mark an item as failed; a failure that ends the run stops what comes after it."""
         item.value = failure
         item.state = FAILED
-        ends = self.judges[0].raises or not isinstance(failure.exception, Exception)
-        if ends and not self.halted:
+        if self.judges[0].ends(failure) and not self.halted:
             self.stop_starting()
 
     def adapt(self) -> None:

@@ -218,7 +218,7 @@ class Puller:
         step.pulled += 1
         self.buffer.append(item)
         self.wake(always=True)
-        return step.judge.raises or not isinstance(item.value.exception, Exception)
+        return step.judge.ends(item.value)
 
 
 def iterate(source: Any) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from spdl_async._runtime.step import guarded
 from spdl_async._runtime.ticket import NO_ITEM, Item, OpFailure
 
 
-class Deadline:
+class BatchTimer:
     """When the open batch is to leave; ``on_due`` is called then, on the loop."""
 
     __slots__ = ("_armed_for", "_at", "_due", "_loop", "_timer")
@@ -76,7 +76,7 @@ class TimedBatchStep(BatchStep):
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
+        self.deadline = BatchTimer(self.host.loop, self.on_due)
         self.members: list[Item] = []
         self.values: list[Any] = []
         self.batch_due = False
@@ -183,7 +183,7 @@ class TimedAggregateStep(AggregateStep):
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
+        self.deadline = BatchTimer(self.host.loop, self.on_due)
         self.tick = Item(None, -1, NO_ITEM, None, (), ())
         self.arrivals: deque[float] = deque()
         self.arrived: dict[int, float] = {}  # of items by number, where the aggregator tells those

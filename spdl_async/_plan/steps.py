@@ -193,7 +193,7 @@ class RoutePlan:
 
     Attributes:
         name: of the place where items come together.
-        router: name of the router, whose policy a wrong answer of a branch falls under.
+        router: the router's op, whose policy a wrong answer of a branch falls under.
         branches: the steps of each.
         labels: what the router answers for each branch, for people.
         ordered: input order across the branches.

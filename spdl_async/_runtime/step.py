@@ -1,6 +1,7 @@
 """What all steps share: tasks, a way to stop, and the window of the 1→1 steps.
 
-A step reads from the channel above it and writes to the one below. Its tasks belong to the
+A step reads from the channel above it (a merge from several, a source from none) and writes to the
+one below. Its tasks belong to the
 engine's task group. :meth:`Step.stop` cancels at once; calls that already run in threads go on
 until they return, and :attr:`Step.quiet` tells when the last of them did.
 """
@@ -69,9 +70,9 @@ class Step:
 
     @property
     def inp(self) -> Channel:
-        """The channel above."""
+        """The one channel above."""
         if self.source is None:
-            raise AssertionError("a source has no channel above it")
+            raise AssertionError("a source has no channel above it, a merge several")
         return self.source
 
     @property

@@ -33,6 +33,8 @@ def batch_of(members: Sequence[Item], value: Any) -> Item:
 class BatchStep(Step):
     """Lists of ``size`` items, made on the loop."""
 
+    eager = False  # whether the first item of a batch must be known at once
+
     def __init__(
         self,
         host: Host,
@@ -69,10 +71,6 @@ class BatchStep(Step):
         """How many finished batches may wait for room."""
         return max(1, self.pace.window // self.size)
 
-    def quorum(self) -> int:
-        """Return how many items are of use."""
-        return self.size - len(self.values)
-
     async def work(self) -> None:
         """Fill batches until the input ends; a failure above leaves the open one unfinished."""
         inp, out, size, meter = self.inp, self.out, self.size, self.meters[0]
@@ -81,14 +79,14 @@ class BatchStep(Step):
             if clock() - resumed > SLICE_SECONDS:  # big batches must not hold up the loop
                 await asyncio.sleep(0)
                 resumed = clock()
-            ahead = self.ahead
+            ahead = max(1, self.pace.window // size)
             while self.untaken >= ahead:  # full batches wait: no other one is begun
                 await self.room.wait()
             if self.batch_due:
                 self.emit_open()
                 continue
             began = clock()
-            inp.quorum = self.quorum()
+            inp.quorum = 1 if self.eager else size - len(self.values)
             # As much as fills the batches that there is room for, at least one. A batch whose members
             # are shortened is filled exactly: they do not run parallel to its values.
             batches = 1 if size > MAX_MEMBERS else max(1, out.room() + ahead - 1 - self.untaken)

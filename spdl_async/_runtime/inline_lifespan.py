@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spdl_async._plan.steps import (
-    AggregatePlan,
     MapPlan,
     OpPlan,
     SourcePlan,
@@ -56,13 +55,7 @@ def in_lifespan(run: InlinePass, plan: P, make: Callable[[P], Items]) -> Items:
 
 def with_ops(plan: Any, ops: list[OpPlan]) -> Any:
     """Return a step's plan with other ops."""
-    if isinstance(plan, MapPlan):
-        return replace(plan, ops=tuple(ops))
-    if isinstance(plan, AggregatePlan):
-        return replace(plan, op=ops[0], make=ops[0].call)
-    if isinstance(plan, SourcePlan):
-        return replace(plan, op=ops[0], open=ops[0].call)
-    return replace(plan, op=ops[0])
+    return replace(plan, ops=tuple(ops)) if isinstance(plan, MapPlan) else replace(plan, op=ops[0])
 
 
 def enclosed(

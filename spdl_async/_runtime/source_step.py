@@ -9,6 +9,7 @@ iterable is read by a task on the loop, which also closes it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
@@ -48,13 +49,16 @@ state_of = attrgetter("state")
 
 
 class SourceStep(Step):
-    """Reads one source; ``open_source`` returns its iterable, or raises."""
+    """Reads one source; ``open_source`` returns its iterable, or raises.
+
+    Called with another function, it takes the iterable from that.
+    """
 
     def __init__(
         self,
         host: Host,
         out: Outlet,
-        open_source: Callable[[], Any],
+        open_source: Callable[..., Any],
         *,
         on_loop: bool,
         builtin: list[Any] | tuple[Any, ...] | range | None,
@@ -82,7 +86,7 @@ class SourceStep(Step):
         self.first_in_a_row: BaseException | None = None
 
     def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
-        self.open_source = call
+        self.open_source = functools.partial(self.open_source, call)
 
     def start(self) -> None:
         if self.builtin is None:

@@ -63,6 +63,8 @@ class BatchTimer:
 class TimedBatchStep(BatchStep):
     """Lists of ``size`` items, shorter ones where the first item has waited ``within`` seconds."""
 
+    eager = True  # its time runs
+
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.within = within
@@ -71,9 +73,6 @@ class TimedBatchStep(BatchStep):
     def stop(self) -> None:
         super().stop()
         self.deadline.cancel()
-
-    def quorum(self) -> int:
-        return 1  # the first item of a batch must be known at once: its time runs
 
     def accept(self, items: list[Item]) -> bool:
         begins = super().accept(items)

@@ -93,17 +93,12 @@ SHAPE_SPECS = (ShuffleSpec, TakeSpec, SkipSpec, EnumerateSpec)
 ShapeSpec = ShuffleSpec | TakeSpec | SkipSpec | EnumerateSpec
 
 
-def check_within(value: object) -> float | None:
-    """Return ``within`` in seconds, ``None`` where it was not given.
-
-    Raises:
-        BuildError: it is no finite number above 0.
-    """
+def check_within(value: object) -> None:
+    """Raise ``BuildError`` unless ``within`` is a finite number of seconds above 0, or ``None``."""
     if value is None:
-        return None
+        return
     if not is_number(value) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]  # a number by now
         raise BuildError(
             f"aggregate: within is in seconds, a finite number above 0, not {value!r}; to wait for "
             f"full batches leave it out"
         )
-    return float(value)  # type: ignore[arg-type]  # a number by now

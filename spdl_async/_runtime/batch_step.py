@@ -11,7 +11,7 @@ from spdl_async._runtime.asking import hear
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.step import Host, Step
 from spdl_async._runtime.ticket import Item, Ledger, OpFailure
 from spdl_async.spec.markers import DROP
@@ -19,7 +19,6 @@ from spdl_async.spec.markers import DROP
 MANY = 256
 MOST = 1024
 MAX_MEMBERS = 4096
-SLICE_SECONDS = 0.001
 
 
 def batch_of(members: Sequence[Item], value: Any) -> Item:

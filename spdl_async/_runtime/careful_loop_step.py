@@ -7,8 +7,9 @@ from typing import Any
 
 from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import caught
-from spdl_async._runtime.loop_step import SLICE_SECONDS, LoopStep
+from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.meter import clock
+from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.retrying import Backoff
 from spdl_async._runtime.step import guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, Item, OpFailure

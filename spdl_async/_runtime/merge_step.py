@@ -12,7 +12,7 @@ from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.step import Host, Step
 from spdl_async._runtime.ticket import Item
 from spdl_async._runtime.turns import Turns
@@ -20,8 +20,6 @@ from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
-
-SLICE_SECONDS = 0.001
 
 
 class MergeStep(Step):

@@ -24,7 +24,7 @@ from spdl_async._runtime.channel import Outlet, Signal
 from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import Judge, caught, note_once
 from spdl_async._runtime.meter import Meter
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.puller import NOT_ASYNC, Puller
 from spdl_async._runtime.step import Host, Step, guarded
 from spdl_async._runtime.ticket import (
@@ -40,7 +40,6 @@ from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
 FLOOR = 2  # one item on its way to the loop, one being made
-SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
 IN_A_ROW = f"spdl_async: the source failed {FAILURES_IN_A_ROW} times in a row"
 ENDED_AFTER = "spdl_async: the source ended right after it had failed"

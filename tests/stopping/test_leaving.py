@@ -92,6 +92,7 @@ async def test_leaving_by_cancellation(loop: Loop) -> None:
 async def test_leaving_cancels_what_waits_on_the_loop(loop: Loop) -> None:
     """Contract 13: async ops and sources are cancelled, and their clean-up is waited for."""
     cleaned: list[str] = []
+    begun: list[int] = []
 
     async def source() -> AsyncIterator[int]:
         try:
@@ -105,6 +106,7 @@ async def test_leaving_cancels_what_waits_on_the_loop(loop: Loop) -> None:
     async def op(item: int) -> int:
         if item == 0:
             return item
+        begun.append(item)
         try:
             await asyncio.Event().wait()
         finally:
@@ -115,8 +117,9 @@ async def test_leaving_cancels_what_waits_on_the_loop(loop: Loop) -> None:
     pipeline = PipelineBuilder().add_source(source).pipe(op, concurrency=4).build()
     async with pipeline.run(loop=loop) as run:
         assert await anext(run) == 0
+        await until(lambda: bool(begun))
     assert cleaned.count("source") == 1
-    assert 0 <= cleaned.count("op") <= 4
+    assert 1 <= cleaned.count("op") == len(begun) <= 4
     left = list(cleaned)
     assert_nothing_is_left()
     await ticks(10)

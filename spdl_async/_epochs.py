@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, NoReturn, Self, TypeVar
 
 from spdl_async._order import Order
-from spdl_async._run import LoopChoice, PipelineRun, State
+from spdl_async._run import LoopChoice, PipelineRun, State, beside
 from spdl_async._sync import SyncPipelineRun
-from spdl_async.errors import RunStateError, ShutdownTimeout
+from spdl_async.errors import RunStateError
 
 if TYPE_CHECKING:
     from spdl_async._series import Epoch, Series
@@ -34,6 +35,18 @@ CALLER_IS_ASYNC = (
     'epochs(loop="caller") is for async code: ordinary code has no running loop. Leave loop= out'
 )
 MUST_NOT_BE_ENTERED = """a run of epochs() is started already and must not be entered. Iterate it:
+
+    async with pipeline.epochs(10) as epochs:
+        async for run in epochs:
+            async for batch in run:
+                ..."""
+NOT_ORDINARY = """this run is of epochs() in async code: `async for`. In ordinary code take
+
+    with pipeline.epochs(10) as epochs:
+        for run in epochs:
+            for batch in run:
+                ..."""
+NOT_ASYNC = """this run is of epochs() in ordinary code: `for`. In async code take
 
     async with pipeline.epochs(10) as epochs:
         async for run in epochs:
@@ -104,27 +117,27 @@ class Epochs(Generic[T_co]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            await self.aclose()
-        except ShutdownTimeout as late:
-            if error is None:
-                raise
-            error.add_note(f"spdl_async: beside this, {late}")
+        with beside(error):
+            # A block that a cancellation ends has had its first.
+            await self._leave(patient=not isinstance(error, asyncio.CancelledError))
 
     async def aclose(self) -> None:
         """Stop all epochs and wait until nothing of them runs any more.
 
-        A second cancellation while it waits ends the waiting at once.
+        A cancellation ends the waiting at once, but not the stop; calling again waits again.
 
         Raises:
             ShutdownTimeout: user code still ran after ``shutdown_timeout`` seconds, in all.
         """
+        await self._leave(patient=False)
+
+    async def _leave(self, *, patient: bool) -> None:
         was, self._state = self._state, State.CLOSED
         series = self._series
         if series is None or (was is State.CLOSED and series.ended.done()):
             return
         series.close()
-        await series.wait_ended(self._order.shutdown_timeout)
+        await series.wait_ended(self._order.shutdown_timeout, patient=patient)
 
     def __aiter__(self) -> AsyncIterator[PipelineRun[T_co]]:
         self._use("async")
@@ -173,12 +186,8 @@ class Epochs(Generic[T_co]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
+        with beside(error):
             self.close()
-        except ShutdownTimeout as late:
-            if error is None:
-                raise
-            error.add_note(f"spdl_async: beside this, {late}")
 
     def close(self) -> None:
         """Stop all epochs and wait until nothing of them runs any more.
@@ -186,11 +195,12 @@ class Epochs(Generic[T_co]):
         Raises:
             ShutdownTimeout: user code still ran after ``shutdown_timeout`` seconds, in all.
         """
-        self._state = State.CLOSED
+        was, self._state = self._state, State.CLOSED
         series = self._series
-        if series is not None:
-            series.close()
-            series.wait_ended_sync(self._order.shutdown_timeout)
+        if series is None or (was is State.CLOSED and series.ended.done()):
+            return
+        series.close()
+        series.wait_ended_sync(self._order.shutdown_timeout)
 
     def __iter__(self) -> Iterator[SyncPipelineRun[T_co]]:
         self._use("sync")
@@ -285,6 +295,8 @@ class Epochs(Generic[T_co]):
 class _EpochRun(PipelineRun[T_co]):
     """A run that is started already; dropping it ends it silently, as leaving its loop does."""
 
+    not_ordinary = NOT_ORDINARY
+
     def __init__(self, order: Order, epoch: Epoch, *, own_loop: bool) -> None:
         super().__init__(order, loop="own" if own_loop else "caller", short=False)
         self._started = self._pass = epoch
@@ -302,6 +314,8 @@ class _EpochRun(PipelineRun[T_co]):
 
 class _SyncEpochRun(SyncPipelineRun[T_co]):
     """The same for ordinary code."""
+
+    not_async = NOT_ASYNC
 
     def __init__(self, order: Order, epoch: Epoch) -> None:
         super().__init__(order, inline=False, short=False)

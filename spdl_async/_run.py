@@ -6,13 +6,15 @@ import asyncio
 import enum
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter as clock
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, cast
 
 from spdl_async._order import Order
 from spdl_async._wrong_face import NotOrdinary
-from spdl_async.errors import RunStateError, ShutdownTimeout
+from spdl_async.errors import RunStateError, ShutdownTimeout, note_once
 from spdl_async.statistics import Failures, RunStatistics
 
 if TYPE_CHECKING:
@@ -35,6 +37,17 @@ class State(enum.Enum):
     CLOSED = "is closed"
 
 
+@contextmanager
+def beside(error: BaseException | None) -> Iterator[None]:
+    """Leave a block: what goes wrong in that is a note on the body's own exception, if there is one."""
+    try:
+        yield
+    except (ShutdownTimeout, RunStateError) as late:
+        if error is None:
+            raise
+        note_once(error, f"spdl_async: beside this, {late}")
+
+
 NOT_ENTERED = """the run was not entered. Either
 
     async with pipeline.run() as run:
@@ -53,7 +66,8 @@ AFTER_CLOSE = "the run is closed: its results are only to be had inside the `asy
 class PipelineRun(NotOrdinary, Generic[T_co]):
     """One pass over a pipeline: an async context manager and an async iterator.
 
-    Leaving the ``async with`` block returns when everything that the run has started has ended.
+    Leaving the ``async with`` block returns when everything that the run has started has ended, but for
+    calls that were abandoned because their time was over. Only a second cancellation ends it earlier.
 
     >>> import asyncio
     >>> from spdl_async import PipelineBuilder
@@ -99,27 +113,27 @@ class PipelineRun(NotOrdinary, Generic[T_co]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            await self.aclose()
-        except (ShutdownTimeout, RunStateError) as late:
-            if error is None:
-                raise
-            error.add_note(f"spdl_async: beside this, {late}")
+        with beside(error):
+            # A block that a cancellation ends has had its first.
+            await self._leave(patient=not isinstance(error, asyncio.CancelledError))
 
     async def aclose(self) -> None:
         """Stop the run and wait until nothing of it runs any more.
 
-        A second cancellation while it waits ends the waiting at once.
+        A cancellation ends the waiting at once, but not the stop; calling again waits again.
 
         Raises:
             ShutdownTimeout: user code still ran after ``shutdown_timeout`` seconds.
         """
+        await self._leave(patient=False)
+
+    async def _leave(self, *, patient: bool) -> None:
         was, self._state = self._state, State.CLOSED
         started = self._started
         if started is None or (was is State.CLOSED and started.ended.done()):
             return
         started.close()
-        await started.wait_ended(self._order.shutdown_timeout)
+        await started.wait_ended(self._order.shutdown_timeout, patient=patient)
 
     def __del__(self) -> None:
         # May run in any thread at any instant: takes no lock, runs no user code.

@@ -37,21 +37,41 @@ class Ending:
         """Tell whether it is code of its own that asks: that cannot wait for its own end."""
         raise NotImplementedError
 
-    async def wait_ended(self, timeout: float) -> None:
+    async def wait_ended(self, timeout: float, *, patient: bool = False) -> None:
         """Wait until nothing of it runs any more; not from inside a stage, which is part of that.
+
+        A cancellation ends the waiting at once. Where it is ``patient``, as a block is that is being
+        left, the second one does; the first is raised when the waiting is over.
 
         Raises:
             ShutdownTimeout: user code still ran when ``timeout`` seconds were over.
         """
         if self.is_asked_from_inside():
             return
+        first = None
         if not self.ended.done():
+            loop = asyncio.get_running_loop()
+            over = loop.time() + timeout
+            ended = asyncio.wrap_future(self.ended)
             try:
-                async with asyncio.timeout(timeout):
-                    await asyncio.wrap_future(self.ended)
-            except TimeoutError:
-                raise self.too_late(timeout) from None
-        self.join()
+                while True:
+                    try:
+                        await asyncio.wait([ended], timeout=max(0.0, over - loop.time()))
+                        break
+                    except asyncio.CancelledError as error:
+                        if first is not None or not patient:
+                            raise
+                        first = error
+            finally:
+                ended.cancel()
+        if self.ended.done():
+            self.join()
+        elif first is None:
+            raise self.too_late(timeout)
+        else:
+            first.add_note(f"spdl_async: beside this, {self.too_late(timeout)}")
+        if first is not None:
+            raise first
 
     def wait_ended_sync(self, timeout: float) -> None:
         """Do the same in an ordinary thread."""
@@ -95,7 +115,7 @@ class BasePass(Ending):
     ) -> None:
         super().__init__(order.plan.name)
         self.epoch = epoch
-        self.handover = Handover(order.plan.sink_size, None)
+        self.handover = Handover(order.plan.sink_size)
         self.engine = Engine(
             order.plan,
             self.handover,

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, cast
 
 from spdl_async._order import Order
-from spdl_async._run import State
+from spdl_async._run import State, beside
 from spdl_async._wrong_face import NotAsync
-from spdl_async.errors import RunStateError, ShutdownTimeout
+from spdl_async.errors import RunStateError
 from spdl_async.statistics import Failures, RunStatistics
 
 T_co = TypeVar("T_co", covariant=True)
@@ -108,12 +108,8 @@ class SyncPipelineRun(NotAsync, Generic[T_co]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
+        with beside(error):
             self.close()
-        except (ShutdownTimeout, RunStateError) as late:
-            if error is None:
-                raise
-            error.add_note(f"spdl_async: beside this, {late}")
 
     def close(self) -> None:
         """Stop the run and wait until nothing of it runs any more.

@@ -37,19 +37,21 @@ or, for one pass without statistics,
 class NotOrdinary:
     """Refuses ``with``, ``for`` and ``next``."""
 
+    not_ordinary = NOT_ORDINARY
+
     if not TYPE_CHECKING:
 
         def __enter__(self) -> NoReturn:
-            raise RunStateError(NOT_ORDINARY)
+            raise RunStateError(self.not_ordinary)
 
         def __exit__(self, *_: object) -> NoReturn:
-            raise RunStateError(NOT_ORDINARY)
+            raise RunStateError(self.not_ordinary)
 
         def __iter__(self) -> NoReturn:
-            raise RunStateError(NOT_ORDINARY)
+            raise RunStateError(self.not_ordinary)
 
         def __next__(self) -> NoReturn:
-            raise RunStateError(NOT_ORDINARY)
+            raise RunStateError(self.not_ordinary)
 
 
 class NotAsync:
@@ -57,17 +59,18 @@ class NotAsync:
 
     # It has ``__aiter__`` and is no async iterable all the same: ``is_async_iterable`` looks here.
     refuses_async = True
+    not_async = NOT_ASYNC
 
     if not TYPE_CHECKING:
 
         def __aenter__(self) -> NoReturn:
-            raise RunStateError(NOT_ASYNC)
+            raise RunStateError(self.not_async)
 
         def __aexit__(self, *_: object) -> NoReturn:
-            raise RunStateError(NOT_ASYNC)
+            raise RunStateError(self.not_async)
 
         def __aiter__(self) -> NoReturn:
-            raise RunStateError(NOT_ASYNC)
+            raise RunStateError(self.not_async)
 
         def __anext__(self) -> NoReturn:
-            raise RunStateError(NOT_ASYNC)
+            raise RunStateError(self.not_async)

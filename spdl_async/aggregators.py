@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.aggregator import Gathered
+from spdl_async.spec.policy import check_int, is_number
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -96,7 +97,7 @@ class BatchBy(ListAggregator[T_contra]):
         check_callable(cost, "BatchBy: cost")
         check_limit(max_cost, "BatchBy: max_cost")
         if max_items is not None:
-            check_items(max_items, "BatchBy: max_items")
+            check_int(max_items, "BatchBy: max_items")
         self._cost = cost
         self._max_cost = max_cost
         self._max_items = max_items
@@ -288,15 +289,8 @@ def check_callable(value: object, what: str) -> None:
 
 def check_limit(value: object, what: str) -> None:
     """Raise ``BuildError`` unless ``value`` is a number above 0."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not value > 0:  # type: ignore[operator]  # a number by now
+    if not is_number(value) or not value > 0:  # type: ignore[operator]  # a number by now
         raise BuildError(f"{what} must be a number above 0, not {value!r}")
-
-
-def check_items(value: object, what: str) -> None:
-    """Raise ``BuildError`` unless ``value`` is an int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BuildError(f"{what} must be an int of at least 1, not {value!r}")
 
 
 def checked_boundaries(boundaries: Sequence[float]) -> list[float]:
@@ -328,10 +322,10 @@ def checked_sizes(batch_size: int | Sequence[int] | None, buckets: int) -> list[
     if batch_size is None:
         return [None] * buckets
     if not isinstance(batch_size, Sequence):
-        check_items(batch_size, "BucketBy: batch_size")
+        check_int(batch_size, "BucketBy: batch_size")
         return [batch_size] * buckets
     for size in batch_size:
-        check_items(size, "BucketBy: batch_size")
+        check_int(size, "BucketBy: batch_size")
     if len(batch_size) != buckets:
         raise BuildError(
             f"BucketBy: {buckets - 1} boundaries make {buckets} buckets, but batch_size has "

@@ -28,7 +28,7 @@ from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.markers import Drop
-from spdl_async.spec.policy import FailurePolicy, OnError, Retry, parse_policy
+from spdl_async.spec.policy import FailurePolicy, OnError, Retry, check_int, parse_policy
 from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
 from spdl_async.spec.sizes import SizeOf, estimate_bytes, parse_bytes
 from spdl_async.spec.stages import (
@@ -43,7 +43,6 @@ from spdl_async.spec.stages import (
     SinkSpec,
     SourceSpec,
     StageSpec,
-    check_count,
     op_name,
 )
 
@@ -518,7 +517,7 @@ class PipelineBuilder(Generic[T_co]):
         if not isinstance(drop_last, bool):
             raise BuildError(f"aggregate: drop_last must be True or False, not {drop_last!r}")
         if isinstance(aggregator, (int, float)):
-            check_count(aggregator, "aggregate: the batch size")
+            check_int(aggregator, "aggregate: the batch size")
             if policy is not None:
                 raise BuildError(
                     "aggregate: making lists cannot fail; on_error is for an Aggregator"
@@ -818,7 +817,7 @@ class PipelineBuilder(Generic[T_co]):
         """
         self._used = True
         if num_threads is not None:
-            check_count(num_threads, "build: num_threads")
+            check_int(num_threads, "build: num_threads")
             if executor is not None:
                 raise BuildError(
                     "build: num_threads sizes our own pool; with executor= leave it out"
@@ -829,8 +828,8 @@ class PipelineBuilder(Generic[T_co]):
             )
         if name is not None and (not isinstance(name, str) or not name):
             raise BuildError(f"build: name must be a non-empty str, not {name!r}")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise BuildError(f"build: seed must be an int of at least 0, not {seed!r}")
+        if seed is not None:
+            check_int(seed, "build: seed", least=0)
         limit = None if max_bytes is None else parse_bytes(max_bytes, "build: max_bytes")
         check_size_of(size_of, limit)
         policy = checked_policy(on_error, max_failures, "build") or FailurePolicy()

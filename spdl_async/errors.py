@@ -88,3 +88,12 @@ class DecodeError(SpdlAsyncError, ValueError):
 
 class UnusedBuilderWarning(UserWarning):
     """The result of a builder verb was never used, so the verb had no effect."""
+
+
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note to an exception, unless it has that one or takes none."""
+    try:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses; it is raised as it is
+        return

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 from spdl_async.errors import BuildError
+from spdl_async.spec.policy import check_int
 from spdl_async.spec.stages import ChainSpec, MergeSpec
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ class Merge(Generic[T_co]):
                 f'Merge: stop must be "all" (the end of the last branch) or "first" (of the first), not '
                 f"{stop!r}"
             )
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise BuildError(f"Merge: seed must be an int, not {seed!r}")
+        if seed is not None:
+            check_int(seed, "Merge: seed", least=0)
         if seed is not None and weights is None:
             raise BuildError("Merge: branches take turns, which needs no seed; give weights too")
         self._spec = MergeSpec(

@@ -24,6 +24,7 @@ from spdl_async._plan.steps import Plan, sources_of
 from spdl_async._run import LoopChoice, PipelineRun
 from spdl_async._sync import SyncPipelineRun
 from spdl_async.errors import BuildError
+from spdl_async.spec.policy import check_int, is_number
 from spdl_async.spec.stages import ChainSpec, Scope, scoped
 
 T_co = TypeVar("T_co", covariant=True)
@@ -204,23 +205,21 @@ class Pipeline(Generic[T_co]):
         stall_warning: float | None = 60.0,
         verb: str = "run",
     ) -> Order:
-        if epoch is not None and (
-            isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0
-        ):
-            raise BuildError(f"run: epoch must be an int of at least 0, not {epoch!r}")
-        if not isinstance(shutdown_timeout, (int, float)) or not shutdown_timeout >= 0:
+        if epoch is not None:
+            check_int(epoch, "run: epoch", least=0)
+        if not is_number(shutdown_timeout) or not shutdown_timeout >= 0:
             raise BuildError(
                 f"{verb}: shutdown_timeout is in seconds, at least 0, not {shutdown_timeout!r}"
             )
         if math.isinf(shutdown_timeout):
             raise BuildError(f"{verb}: shutdown_timeout must be finite; a stop always ends")
-        if stall_warning is not None:
-            is_number = isinstance(stall_warning, (int, float)) and stall_warning is not True
-            if not is_number or not 0 < stall_warning < math.inf:
-                raise BuildError(
-                    f"{verb}: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
-                    f"turns the warning off"
-                )
+        if stall_warning is not None and not (
+            is_number(stall_warning) and 0 < stall_warning < math.inf
+        ):
+            raise BuildError(
+                f"{verb}: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
+                f"turns the warning off"
+            )
         return Order(self._plan, self._facts, epoch, float(shutdown_timeout), stall_warning)
 
     # Looking

@@ -118,7 +118,8 @@ class StageStatistics:
         concurrency: the most ops that run at once.
         items_in: items accepted.
         items_out: items handed on.
-        dropped: items dropped by a filter or ``DROP``.
+        dropped: items that ended here: a filter, ``DROP``, ``skip``, ``drop_last``, an aggregator's
+            or a merge's rest.
         failed: items on which the op failed.
         busy: seconds in user code, summed over the concurrent calls.
         waiting_input: seconds in which the stage had nothing to do.

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_async import BucketBy, PipelineBuilder
@@ -36,6 +36,7 @@ class Sample:
     key: str
 
 
+@settings(deadline=None)  # the first use of torch takes its time
 @given(LENGTHS, st.sampled_from(["?", "u1", "i4", ">i8", "f2", "f4", "c8"]), st.integers(0, 1))
 def test_arrays_are_padded_with_the_value(lengths: list[int], dtype: str, value: int) -> None:
     arrays = [(np.arange(n * 3) % 5).reshape(n, 3).astype(dtype) for n in lengths]
@@ -50,6 +51,7 @@ def test_arrays_are_padded_with_the_value(lengths: list[int], dtype: str, value:
         assert (row[len(array) :] == value).all()
 
 
+@settings(deadline=None)  # the first use of torch takes its time
 @given(LENGTHS, st.sampled_from([0, 1, 2, -1, -2, -3]))
 def test_any_axis_can_be_padded(lengths: list[int], axis: int) -> None:
     shapes = []

@@ -43,7 +43,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.policy import FailurePolicy
-from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec, check_within
+from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec
 from spdl_async.spec.stages import (
     AggregateSpec,
     ChainSpec,
@@ -219,7 +219,6 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
     )
     return SourcePlan(
         op=op,
-        open=open_source,
         on_loop=on_loop,
         single_use=is_single_use(spec.source),
         builtin=type(spec.source) in (list, tuple, range),
@@ -267,9 +266,7 @@ def plan_step(
         return FlattenPlan(op=op)
     name = names.give(spec.name, aggregate_name(spec))
     if spec.size is not None:
-        return BatchPlan(
-            name=name, size=spec.size, drop_last=spec.drop_last, within=check_within(spec.within)
-        )
+        return BatchPlan(name=name, size=spec.size, drop_last=spec.drop_last, within=spec.within)
     make = classify_aggregator(spec.aggregator)
     op = OpPlan(
         name=name,
@@ -283,10 +280,9 @@ def plan_step(
     place = executor if executor is not None and drains(executor) else None
     return AggregatePlan(
         op=op,
-        make=make,
         drop_last=spec.drop_last,
         executor=place,
-        within=check_within(spec.within),
+        within=spec.within,
         most=getattr(spec.aggregator, "_most_items", None),
     )
 

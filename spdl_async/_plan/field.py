@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from spdl_async._plan.classify import classify_op
-from spdl_async.errors import BuildError
+from spdl_async.errors import BuildError, note_once
 from spdl_async.spec.markers import DROP
 from spdl_async.spec.stages import op_name
 
@@ -70,7 +70,7 @@ class OnField:
             if inspect.isawaitable(value):
                 return _put_awaited(item, self.key, value)
         except Exception as error:
-            _note(error, f"on field {self.key!r}")
+            note_once(error, f"spdl_async: on field {self.key!r}")
             raise
         return value if value is DROP else put(item, self.key, value)
 
@@ -93,7 +93,7 @@ class AsyncOnField:
         try:
             value = await self._call(field)
         except Exception as error:
-            _note(error, f"on field {self.key!r}")
+            note_once(error, f"spdl_async: on field {self.key!r}")
             raise
         return value if value is DROP else put(item, self.key, value)
 
@@ -102,7 +102,7 @@ async def _put_awaited(item: Any, key: Any, value: Awaitable[Any]) -> Any:
     try:
         result = await value
     except Exception as error:
-        _note(error, f"on field {key!r}")
+        note_once(error, f"spdl_async: on field {key!r}")
         raise
     return result if result is DROP else put(item, key, result)
 
@@ -118,7 +118,9 @@ def get(item: Any, key: Any) -> Any:
             return getattr(item, key)
         return item[key]
     except Exception as error:
-        _note(error, f"on({key!r}, …): the item, {_fields(item)}, has no field {key!r}")
+        note_once(
+            error, f"spdl_async: on({key!r}, …): the item, {_fields(item)}, has no field {key!r}"
+        )
         raise
 
 
@@ -138,16 +140,6 @@ def _fields(item: Any) -> str:
         return f"of type {kind}"
     shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", …" if len(names) > MAX_NAMES else "")
     return f"a {kind} with the fields {shown or 'none'}"
-
-
-def _note(error: BaseException, text: str) -> None:
-    """Add a note, once; an exception that takes none is raised as it is."""
-    note = f"spdl_async: {text}"
-    try:
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses
-        return
 
 
 def put(item: Any, key: Any, value: Any) -> Any:

@@ -70,9 +70,9 @@ class SourcePlan:
     """Read items from a source.
 
     Attributes:
-        op: name and policy.
-        open: returns the iterable, async iterable, or an awaitable of one, for each pass.
-        on_loop: ``open`` is cheap and what it returns is read on the loop.
+        op: name and policy; its call returns the iterable, async iterable, or an awaitable of one, for
+            each pass.
+        on_loop: that call is cheap and what it returns is read on the loop.
         single_use: the source is an iterator, which has one pass only.
         builtin: it is a list, tuple or range, reading which runs no user code.
         source: what the user gave.
@@ -81,18 +81,17 @@ class SourcePlan:
     """
 
     op: OpPlan
-    open: Callable[[], Any]
     on_loop: bool
     single_use: bool
     builtin: bool
     source: Any
     set_epoch: Callable[[int], object] | None = None
 
-    def open_for(self, epoch: int) -> Any:
-        """Open the source for one pass; in the thread, or on the loop, that reads it."""
+    def open_for(self, epoch: int, call: Callable[[], Any] | None = None) -> Any:
+        """Open the source, or what its lifespan gave, for one pass; where it is read."""
         if self.set_epoch is not None:
             self.set_epoch(epoch)
-        return self.open()
+        return self.op.call() if call is None else call()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +172,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatePlan:
-    """Run a user's aggregator; ``make`` returns a fresh one for each run.
+    """Run a user's aggregator; its call returns a fresh one for each run.
 
     Attributes:
         most: of an aggregator of ours with a limit on its items, the most that its open lists hold
@@ -181,7 +180,6 @@ class AggregatePlan:
     """
 
     op: OpPlan
-    make: Callable[[], Any]
     drop_last: bool
     executor: Executor | None
     within: float | None = None
@@ -206,7 +204,7 @@ class RoutePlan:
 
     Attributes:
         name: of the place where items come together.
-        router: name of the router, whose policy a wrong answer of a branch falls under.
+        router: the router's op, whose policy a wrong answer of a branch falls under.
         branches: the steps of each.
         labels: what the router answers for each branch, for people.
         ordered: input order across the branches.

@@ -89,7 +89,7 @@ class AggregateHop(BaseHop):
                 outputs = list(step.aggregator.accumulate(value) or ())
         except BaseException as error:  # noqa: BLE001 -- the stage's policy decides, on the loop
             failure = caught(error, brief=step.judges[0].log.full)
-            if step.judges[0].raises or not isinstance(failure.exception, Exception):
+            if step.judges[0].ends(failure):
                 step.halted = True
             return item, [], failure
         return item, outputs, None
@@ -214,7 +214,7 @@ class AggregateStep(HoppingStep):
             self.consulting = False
             self.advance_soon()
 
-        about = batch_of(self.members, None) if item is None else item
+        about = self.tail() if item is None else item
         self.consulting = consult(self, self.judges[0], about, failure, answered)
         return self.consulting
 
@@ -252,7 +252,7 @@ class AggregateStep(HoppingStep):
         judge.count_calls(1)
         meter.failed += 1
         if item is None:
-            tail = batch_of(self.members or list(self.by_number.values()), None)
+            tail = self.tail()
             self.drop_tail()
             self.fatal = judge.verdict(tail, failure)
         else:
@@ -292,6 +292,10 @@ class AggregateStep(HoppingStep):
         members, value = members_of(value, self.by_number)
         shorten(members, self.host.ledger)
         return batch_of(members, value)
+
+    def tail(self) -> Item:
+        """Return what stands for the items that no output took along, as one item."""
+        return batch_of(self.members or list(self.by_number.values()), None)
 
     def drop_tail(self) -> None:
         """Account for items that no output took along."""

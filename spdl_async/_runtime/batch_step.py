@@ -11,7 +11,7 @@ from spdl_async._runtime.asking import hear
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.meter import Meter, clock
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.step import Host, Step
 from spdl_async._runtime.ticket import Item, Ledger, OpFailure
 from spdl_async.spec.markers import DROP
@@ -19,7 +19,6 @@ from spdl_async.spec.markers import DROP
 MANY = 256
 MOST = 1024
 MAX_MEMBERS = 4096
-SLICE_SECONDS = 0.001
 
 
 def batch_of(members: Sequence[Item], value: Any) -> Item:
@@ -35,6 +34,7 @@ class BatchStep(Step):
 
     puts_together = True
     gathering = True
+    eager = False  # whether the first item of a batch must be known at once
 
     def __init__(
         self,
@@ -53,59 +53,94 @@ class BatchStep(Step):
         self.room = Signal(host.loop)
         self.meters = [meter]
         self.pace = Pace(size, bound)
+        self.members: list[Item] = []
+        self.values: list[Any] = []
+        self.batch_due = False  # the open batch is to leave as it is, as soon as there is room
 
     def start(self) -> None:
         self.launch(self.work(), "batches")
 
+    def stop(self) -> None:
+        super().stop()
+        self.members, self.values = [], []
+
     def after_taken(self, count: int) -> None:  # noqa: ARG002 -- any number is room
         self.room.set()
+
+    @property
+    def ahead(self) -> int:
+        """How many finished batches may wait for room."""
+        return max(1, self.pace.window // self.size)
 
     async def work(self) -> None:
         """Fill batches until the input ends; a failure above leaves the open one unfinished."""
         inp, out, size, meter = self.inp, self.out, self.size, self.meters[0]
-        members: list[Item] = []
-        values: list[Any] = []
         resumed = clock()
         while True:
             if clock() - resumed > SLICE_SECONDS:  # big batches must not hold up the loop
                 await asyncio.sleep(0)
                 resumed = clock()
-            ahead = self.pace.window // size
+            ahead = max(1, self.pace.window // size)
             while self.untaken >= ahead:  # full batches wait: no other one is begun
                 await self.room.wait()
+            if self.batch_due:
+                self.emit_open()
+                continue
             began = clock()
-            inp.quorum = size - len(values)
+            inp.quorum = 1 if self.eager else size - len(self.values)
             # As much as fills the batches that there is room for, at least one. A batch whose members
             # are shortened is filled exactly: they do not run parallel to its values.
             batches = 1 if size > MAX_MEMBERS else max(1, out.room() + ahead - 1 - self.untaken)
-            wanted = size * batches - len(values)
+            wanted = size * batches - len(self.values)
             items = await inp.get_many(min(wanted, MOST))
             meter.waiting_input += clock() - began
             if not items:
                 break
             meter.items_in += len(items)
-            values += [item.value for item in items]
-            for item in items:
-                item.value = None
-            members += items
-            shorten(members, self.host.ledger)
-            meter.peak = max(meter.peak, min(size, len(values)))
-            if len(values) >= size:
-                self.emit(cut(members, values, size))
-                self.pace.look(meter.items_out * size, True)
-                whole = len(values) // size * size
-                members, values = members[whole:], values[whole:]
-            meter.queue = len(values)
+            self.accept(items)
             del items
+        self.finish()
+
+    def accept(self, items: list[Item]) -> bool:
+        """Put items into the open batch, emit what is full; tell whether another batch is open now."""
+        size, meter = self.size, self.meters[0]
+        begins = not self.values
+        self.values += [item.value for item in items]
+        for item in items:
+            item.value = None
+        self.members += items
+        shorten(self.members, self.host.ledger)
+        meter.peak = max(meter.peak, min(size, len(self.values)))
+        if len(self.values) >= size:
+            self.emit(cut(self.members, self.values, size))
+            self.pace.look(meter.items_out * size, True)
+            whole = len(self.values) // size * size
+            self.members, self.values = self.members[whole:], self.values[whole:]
+            begins = True
+        meter.queue = len(self.values)
+        return begins
+
+    def emit_open(self) -> None:
+        """Emit the open batch as it is."""
+        self.batch_due = False
+        members, self.members = self.members, []
+        values, self.values = self.values, []
+        self.meters[0].queue = 0
+        self.emit([batch_of(members, values)])
+
+    def finish(self) -> None:
+        """Settle the last batch, and close."""
+        meter, failure = self.meters[0], self.inp.failure
         meter.queue = 0
-        if members and inp.failure is None:
+        if self.members and failure is None:
             if self.drop_last:
-                meter.dropped += len(values)
-                for item in members:
+                meter.dropped += len(self.values)
+                for item in self.members:
                     self.host.ledger.release(item)
             else:
-                self.emit([batch_of(members, values)])
-        out.close(inp.failure)
+                self.emit_open()
+        self.members, self.values = [], []
+        self.out.close(failure)
 
 
 def shorten(members: list[Item], ledger: Ledger) -> None:

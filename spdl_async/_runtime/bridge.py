@@ -42,7 +42,7 @@ class Handover:
         on_wait: told, in the consumer's thread, that a consumer begins to wait.
     """
 
-    def __init__(self, size: int, engine_loop: AbstractEventLoop | None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         self.buffer: deque[Item] = deque()
         self.taken: deque[Item] = deque()
@@ -55,7 +55,7 @@ class Handover:
         self.delivered = 0
         self.waiting = 0.0
         self.end_seen = 0.0
-        self.engine_loop = engine_loop
+        self.engine_loop: AbstractEventLoop | None = None
         self._engine_thread = 0
         self._starved = False
         self._room_called = False

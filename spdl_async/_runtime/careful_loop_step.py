@@ -7,8 +7,9 @@ from typing import Any
 
 from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import caught
-from spdl_async._runtime.loop_step import SLICE_SECONDS, LoopStep
+from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.meter import clock
+from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.retrying import Backoff
 from spdl_async._runtime.step import guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, Item, OpFailure
@@ -27,10 +28,6 @@ class CarefulLoopStep(LoopStep):
 
     def slots_taken(self) -> int:
         return self.calling
-
-    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
-        """Count a call that is to be made again."""
-        self.meters[0].retried += 1
 
     @guarded
     def start_due(self) -> None:
@@ -125,8 +122,3 @@ class CarefulLoopStep(LoopStep):
     def overdue_item(self, item: Item, stack: str) -> OpFailure:
         """Return the failure of a call whose time is over."""
         return time_over(self.meters[0].name, item, self.timeout or 0.0, stack)
-
-    def stop(self) -> None:
-        super().stop()
-        if self.backoff is not None:
-            self.backoff.clear()

@@ -2,19 +2,18 @@
 
 What it promises (if the code disagrees, the code is wrong):
 
-*Items.* Every source item reaches the consumer exactly once, unless a filter, ``DROP`` or an
-explicit skip policy dropped it, which is counted. With input order, results leave each stage in the
-order of its inputs. ``concurrency`` bounds the calls of a stage at every instant, also after a
-cancellation: a slot is free when its call has returned.
+*Items.* Every source item reaches the consumer exactly once, unless it is dropped (``DROP``, a skip,
+an aggregator, ``drop_last``) or cut off (``take``, a merge up to its first end). With input order,
+results leave each stage in the order of its inputs. ``concurrency`` bounds a stage's calls at every
+instant: a slot is free when its call has returned, or is abandoned because its time was over.
 
-*Bounds.* A stage accepts as many items as its window has room for, and what it has finished stays
-in its window until the next one takes it. Nothing else holds items, so the sum of the windows,
-the source's chunk, open batches and the sink bound what is in flight.
+*Bounds.* What a stage has finished stays in its window until the next one takes it. The windows (of
+shuffles, routes, merges too), the source's chunk, open batches and the sink bound what is in flight,
+but for what a user's aggregator and abandoned calls hold.
 
 *Failure.* A failure travels down the chain as the reason of a channel's close, behind the items
 that came before it. So the consumer first gets exactly what preceded the failed item, then the same
-exception object. The steps above are stopped the moment the failure is known. The sink closes
-after the error is attached.
+exception object. The steps above are stopped the moment the failure is known.
 
 *Stopping.* A stop is a state, not an item: every step is told, its tasks are cancelled, its threads
 start no further call. The supervisor ends when all tasks and all calls in threads have ended. It is
@@ -193,6 +192,8 @@ class Engine:
             step.hand_over()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
+            for meter in step.meters:
+                meter.unblock()  # what the consumer has not taken holds up nothing any more
         self.judges.forget()
         if self.budget is not None:
             self.budget.end()

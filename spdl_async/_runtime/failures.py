@@ -26,6 +26,7 @@ from spdl_async._runtime.ticket import (
     where_is,
 )
 from spdl_async.errors import TooManyFailures
+from spdl_async.errors import note_once as note_once
 from spdl_async.spec.policy import Failure, FailurePolicy
 from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
 
@@ -159,6 +160,10 @@ class Judge:
     def raises(self) -> bool:
         """Whether the first failure ends the run."""
         return self.policy.action == "raise"
+
+    def ends(self, failure: OpFailure) -> bool:
+        """Tell, from any thread, whether a failure surely ends the run; a budget may end it too."""
+        return self.raises or not isinstance(failure.exception, Exception)
 
     def count_calls(self, calls: int) -> None:
         """Count calls whose outcome has left the stage."""
@@ -347,15 +352,6 @@ def names_a_type(source: Any) -> bool:
     if type(source) is tuple:
         return any(map(names_a_type, source))
     return isinstance(source, type)
-
-
-def note_once(error: BaseException, note: str) -> None:
-    """Add a note to an exception, unless it has that one or takes none."""
-    try:
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-    except Exception:  # noqa: BLE001 -- a frozen dataclass as exception refuses; it is raised as it is
-        return
 
 
 def _message(error: BaseException) -> str:

@@ -191,7 +191,7 @@ class FlowHop(BaseHop):
         if step.call_again(flow, failure):
             return
         flow.end(failure)
-        if step.judges[0].raises or not isinstance(failure.exception, Exception):
+        if step.judges[0].ends(failure):
             step.halted = True
 
 

@@ -11,12 +11,11 @@ from spdl_async._runtime.deadline import Deadline, stack_of_error, time_over
 from spdl_async._runtime.failures import caught
 from spdl_async._runtime.flow import Flow
 from spdl_async._runtime.meter import clock
+from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.ticket import OpFailure
 
 if TYPE_CHECKING:
     from spdl_async._runtime.generator_step import ThreadFlowStep
-
-SLICE_SECONDS = 0.001
 
 
 async def produce(step: ThreadFlowStep, flow: Flow, value: Any) -> None:
@@ -53,9 +52,7 @@ async def produce(step: ThreadFlowStep, flow: Flow, value: Any) -> None:
         step.give_back(flow)
         return
     flow.end(failure)
-    if failure is not None and (
-        step.judges[0].raises or not isinstance(failure.exception, Exception)
-    ):
+    if failure is not None and step.judges[0].ends(failure):
         step.halted = True
     step.news_of(flow)
 

@@ -167,10 +167,7 @@ class ForeignStep(SlottedStep):
             self.timers[future] = self.host.loop.call_later(self.timeout, self.expire, future)
         future.add_done_callback(self.on_future)
 
-    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- the form of all
-        """Count a call that is to be made again."""
-        self.meters[0].retried += 1
-
+    @guarded
     def expire(self, future: Future[Outcome]) -> None:
         """Give up a call whose time is over, also while the run stops."""
         del self.timers[future]
@@ -197,17 +194,11 @@ class ForeignStep(SlottedStep):
     def on_future(self, future: Future[Outcome]) -> None:
         """Pass a future's end on to the loop; called in a thread of the executor."""
         try:
-            self.host.loop.call_soon_threadsafe(self.take, future)
+            self.host.loop.call_soon_threadsafe(self.take_outcome, future)
         except RuntimeError:  # the loop is closed: nobody waits for the result any more
             pass
 
-    def take(self, future: Future[Outcome]) -> None:
-        """Take the outcome of one submit."""
-        try:
-            self.take_outcome(future)
-        except Exception as error:  # noqa: BLE001 -- an error of ours: the consumer must hear of it
-            self.host.crashed(error)
-
+    @guarded
     def take_outcome(self, future: Future[Outcome]) -> None:
         """Settle one submit, and go on with the next."""
         timer = self.timers.pop(future, None)
@@ -272,7 +263,7 @@ class ForeignStep(SlottedStep):
         item.state = FAILED
         if not self.ordered:
             self.done.append(item)
-        if self.judges[at].raises or not isinstance(failure.exception, Exception):
+        if self.judges[at].ends(failure):
             self.stop_starting()
 
     def running(self) -> list[tuple[str, int, Item | None]]:
@@ -286,7 +277,5 @@ class ForeignStep(SlottedStep):
         super().stop()
         self.inbox.clear()
         self.arguments.clear()
-        if self.backoff is not None:
-            self.backoff.clear()
         for future in list(self.futures):
             future.cancel()

@@ -262,7 +262,7 @@ class MapHop(BaseHop):
                 return now
             item.value = failure
             item.state = FAILED
-            if step.judges[at].raises or not isinstance(failure.exception, Exception):
+            if step.judges[at].ends(failure):
                 step.halted = True
                 step.wake()
         if not step.ordered:

@@ -134,10 +134,6 @@ class HoppingStep(SlottedStep):
 
     # Calls that are made again
 
-    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- a fused group has to look at it
-        """Count a call that is to be made again."""
-        self.meters[0].retried += 1
-
     def was_tried(self, what: Any) -> bool:
         """Tell whether a call on this element of the inbox is one that is made again."""
         return any(j.retries is not None and j.retries.has_tried(what) for j in self.judges)
@@ -346,8 +342,6 @@ class HoppingStep(SlottedStep):
         super().stop()
         self.disarm()
         self.inbox.clear()
-        if self.backoff is not None:
-            self.backoff.clear()
         for hop in self.hops:
             if hop.future is not None and not hop.must_run:
                 hop.future.cancel()

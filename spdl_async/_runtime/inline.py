@@ -306,7 +306,7 @@ class InlinePass:
             try:
                 context = self.context.copy()
                 if aggregator is None:
-                    aggregator = context.run(plan.make)
+                    aggregator = context.run(plan.op.call)
                     held.told = getattr(aggregator, "tells_members", False)
                 meter.items_in += item is not None
                 outputs = context.run(outputs_of, aggregator, item)

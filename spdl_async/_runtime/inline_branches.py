@@ -1,4 +1,4 @@
-"""Merging and routing for ``run_sync(inline=True)``: generators over the generators of branches."""
+"""Merging, routing, and what makes lists or takes them apart, for ``run_sync(inline=True)``."""
 
 from __future__ import annotations
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from asyncio import Future, Task
-from collections.abc import Callable
+import functools
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spdl_async._plan.steps import (
-    AggregatePlan,
     MapPlan,
     OpPlan,
     SourcePlan,
     StepPlan,
     ops_of,
 )
-from spdl_async._runtime.inline_loop import InlineLoop
+from spdl_async._runtime.inline_loop import AsyncInOrdinary
 from spdl_async._runtime.lifespan import NOBODY, manager_of, record
 from spdl_async.errors import RunStateError
 
@@ -57,13 +55,7 @@ def in_lifespan(run: InlinePass, plan: P, make: Callable[[P], Items]) -> Items:
 
 def with_ops(plan: Any, ops: list[OpPlan]) -> Any:
     """Return a step's plan with other ops."""
-    if isinstance(plan, MapPlan):
-        return replace(plan, ops=tuple(ops))
-    if isinstance(plan, AggregatePlan):
-        return replace(plan, op=ops[0], make=ops[0].call)
-    if isinstance(plan, SourcePlan):
-        return replace(plan, op=ops[0], open=ops[0].call)
-    return replace(plan, op=ops[0])
+    return replace(plan, ops=tuple(ops)) if isinstance(plan, MapPlan) else replace(plan, op=ops[0])
 
 
 def enclosed(
@@ -116,8 +108,12 @@ class InlineKeeper:
     def _entered(self, owner: Any) -> tuple[Any, Callable[[], object]]:
         manager = self._context.run(manager_of, owner)
         if isinstance(manager, AbstractAsyncContextManager):
-            served = _Served(self._run.loop, manager)
-            return served.enter(), served.leave
+            inside = self._run.loop.drive(held(manager))
+            try:
+                return next(inside), functools.partial(leave, inside)
+            except BaseException:
+                inside.close()
+                raise
         entered = self._context.run(manager.__enter__)
         return entered, lambda: self._context.run(manager.__exit__, *NOBODY)
 
@@ -134,54 +130,15 @@ class InlineKeeper:
         return first
 
 
-class _Served:
-    """Enters and leaves an async context manager in one task, which waits in between."""
+def leave(inside: AsyncInOrdinary) -> None:
+    """Leave what :func:`held` has entered."""
+    try:
+        next(inside, None)
+    finally:
+        inside.close()
 
-    def __init__(self, loop: InlineLoop, manager: AbstractAsyncContextManager[Any]) -> None:
-        self._loop = loop
-        self._manager = manager
-        self._task: Task[None] | None = None
-        self._asked: Future[None] | None = None
-        self._answer: Future[tuple[Any, BaseException | None]] | None = None
 
-    def enter(self) -> Any:
-        """Enter; return what that gives."""
-        loop = self._loop.get()
-        self._asked = loop.create_future()
-        self._answer = loop.create_future()
-        self._task = self._loop.start(self._serve(self._answer))
-        return self._answered()
-
-    def leave(self) -> None:
-        """Leave, where the task was not ended from outside."""
-        assert self._asked is not None
-        if not self._asked.done():
-            self._answer = self._loop.get().create_future()
-            self._asked.set_result(None)
-            self._answered()
-
-    def _answered(self) -> Any:
-        answer = self._answer
-        assert answer is not None
-        value, error = self._loop.get().run_until_complete(answer)
-        if error is not None:
-            raise error
-        return value
-
-    async def _serve(self, entered: Future[tuple[Any, BaseException | None]]) -> None:
-        try:
-            value = await self._manager.__aenter__()
-        except BaseException as error:  # noqa: BLE001 -- raised by whoever enters
-            entered.set_result((None, error))
-            return
-        entered.set_result((value, None))
-        assert self._asked is not None
-        await asyncio.wait([self._asked])
-        try:
-            await self._manager.__aexit__(*NOBODY)
-        except BaseException as error:  # noqa: BLE001 -- raised by whoever leaves
-            failure: BaseException | None = error
-        else:
-            failure = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((None, failure))
+async def held(manager: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any, None]:
+    """Yield what entering gives, and leave: in one task, to which may belong what is entered."""
+    async with manager as entered:
+        yield entered

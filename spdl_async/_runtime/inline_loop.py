@@ -28,6 +28,7 @@ class InlineLoop:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._loop: AbstractEventLoop | None = None
+        self.closing = False
 
     def get(self, *, instead_of: object = None) -> AbstractEventLoop:
         """Return the loop, ready to run.
@@ -69,6 +70,7 @@ class InlineLoop:
     def close(self) -> None:
         """End what is left on the loop, and close it."""
         loop = self._loop
+        self.closing = True
         if loop is not None and not loop.is_closed():
             left = asyncio.all_tasks(loop)
             for task in left:
@@ -95,6 +97,8 @@ class AsyncInOrdinary:
         self._iterator = iterator
         self._task: Task[None] | None = None
         self._asked: Future[Future[Outcome] | None] | None = None
+        self._answer: Future[Outcome] | None = None
+        self._closing = False
 
     def __iter__(self) -> AsyncInOrdinary:
         return self
@@ -106,6 +110,7 @@ class AsyncInOrdinary:
             self._task = self._loop.start(self._serve())
         answer: Future[Outcome] = loop.create_future()
         assert self._asked is not None
+        self._answer = answer
         self._asked.set_result(answer)
         how, value = loop.run_until_complete(answer)
         if how == "end":
@@ -117,7 +122,7 @@ class AsyncInOrdinary:
     async def _serve(self) -> None:
         iterator = self._iterator
         try:
-            while True:
+            while not self._closing:
                 assert self._asked is not None
                 answer = await self._asked
                 if answer is None:
@@ -127,8 +132,12 @@ class AsyncInOrdinary:
                     answer.set_result(("value", await _awaited(anext(iterator), self._seconds)))
                 except StopAsyncIteration:
                     answer.set_result(("end", None))
-                except BaseException as error:  # noqa: BLE001 -- raised where the item was asked for
-                    answer.set_result(("error", error))
+                except BaseException as error:
+                    if isinstance(error, asyncio.CancelledError) and (
+                        self._closing or self._loop.closing
+                    ):
+                        raise
+                    answer.set_result(("error", error))  # raised where the item was asked for
         finally:
             closing = getattr(iterator, "aclose", None)
             if closing is not None:
@@ -136,13 +145,14 @@ class AsyncInOrdinary:
 
     def close(self) -> None:
         """Close the async iterator, where it can be; an error in that is raised."""
-        task, asked = self._task, self._asked
-        if task is None or asked is None:
+        task, asked, answer = self._task, self._asked, self._answer
+        if task is None or asked is None or answer is None:
             return
-        if not task.done() and not asked.done():
-            asked.set_result(None)
-        elif not task.done():  # left in the middle of an item
+        if not task.done() and not answer.done():  # left in the middle of an item: interrupted
+            self._closing = True
             task.cancel()
+        elif not task.done():
+            asked.set_result(None)
         self._loop.get().run_until_complete(asyncio.wait([task]))
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
@@ -157,7 +167,9 @@ async def _awaited(awaitable: Awaitable[Any], seconds: float | None) -> Any:
             value = await awaitable
     except BaseException as error:
         if scope.expired():
-            raise TimeOverError(stack_of_error(error)) from None
+            # asyncio's own error was raised in its code, out of what the cancelled call has raised.
+            inner = (type(error) is TimeoutError and error.__cause__) or error
+            raise TimeOverError(stack_of_error(inner)) from None
         raise
     if scope.expired():
         raise TimeOverError("")

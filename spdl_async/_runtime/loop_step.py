@@ -11,13 +11,12 @@ from typing import Any
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.slotted_step import SlottedStep
 from spdl_async._runtime.step import Host, guarded
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
-SLICE_SECONDS = 0.001  # a worker whose op never waits lets others run after this long
 SAMPLE = 16
 FAST_SECONDS = 0.0002
 
@@ -167,8 +166,7 @@ class LoopStep(SlottedStep):
         """Mark an item as failed; a failure that ends the run stops what comes after it."""
         item.value = failure
         item.state = FAILED
-        ends = self.judges[0].raises or not isinstance(failure.exception, Exception)
-        if ends and not self.halted:
+        if self.judges[0].ends(failure) and not self.halted:
             self.stop_starting()
 
     def adapt(self) -> None:

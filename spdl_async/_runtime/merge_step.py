@@ -12,7 +12,7 @@ from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
-from spdl_async._runtime.pace import Pace
+from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.step import Host, Step
 from spdl_async._runtime.ticket import Item
 from spdl_async._runtime.turns import Turns
@@ -20,8 +20,6 @@ from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
     from spdl_async._runtime.engine import Engine
-
-SLICE_SECONDS = 0.001
 
 
 class MergeStep(Step):
@@ -125,8 +123,10 @@ class MergeStep(Step):
 class TurnStep(MergeStep):
     """One item of each branch in turns, or as drawn by weight."""
 
-    turns: Turns
-    to_first_end: bool
+    def __init__(self, *arguments: Any, turns: Turns, to_first_end: bool, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.turns = turns
+        self.to_first_end = to_first_end
 
     async def merge(self) -> None:
         turns = self.turns
@@ -163,7 +163,10 @@ class ZipStep(MergeStep):
     keeps_values = False
     puts_together = True
 
-    strict: bool
+    def __init__(self, *arguments: Any, strict: bool, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.strict = strict
+        self.items_each = len(self.inputs)
 
     async def merge(self) -> None:
         number = 0
@@ -188,7 +191,7 @@ class ZipStep(MergeStep):
 
     async def check_all_ended(self, number: int, ended: int, members: list[Item]) -> None:
         """Fail where one branch has ended and another one has not."""
-        longer = next(iter(range(len(members))), None)
+        longer = 0 if members else None
         for branch in range(ended + 1, len(self.inputs)):
             if longer is None and await self.take_spare(branch, members):
                 longer = branch
@@ -227,12 +230,14 @@ class MixStep(MergeStep):
 
     keeps_values = False
 
-    mix: Callable[[list[Any]], AsyncIterator[Any]]
+    def __init__(
+        self, *arguments: Any, mix: Callable[[list[Any]], AsyncIterator[Any]], **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.mix = mix
+        self.members: list[Item] = []
 
     async def merge(self) -> None:
-        self.members: list[Item] = []
-        # One item is taken when it is asked for, so nothing lies here that the function has not seen.
-        self.pace = Pace(1, 1)
         branches = [Branch(self, at) for at in range(len(self.inputs))]
         self.occupied = True
         try:
@@ -304,21 +309,23 @@ def uneven(ended: int, number: int, longer: int) -> ValueError:
 
 def make_merge(engine: Engine, plan: MergePlan, inputs: list[Channel], out: Outlet) -> MergeStep:
     """Make the running form of a merge."""
-    kind = {"turns": TurnStep, "zip": ZipStep, "mix": MixStep}[plan.how]
-    step = kind(
+    count = len(inputs)
+    judge, name = engine.judges.of(plan.op), plan.op.name
+    if plan.how == "mix":
+        # One item is taken when it is asked for, so nothing lies here that the function has not seen.
+        pace, meter = Pace(1, 1), Meter(name, "merge", 1)
+        return MixStep(engine, inputs, out, pace=pace, judge=judge, meter=meter, mix=plan.op.call)
+    pace = Pace(2 * count, plan.bound)
+    if plan.how == "zip":
+        meter = Meter(name, "zip", 1)
+        return ZipStep(engine, inputs, out, pace=pace, judge=judge, meter=meter, strict=plan.strict)
+    return TurnStep(
         engine,
         inputs,
         out,
-        pace=Pace(2 * len(inputs), plan.bound),
-        judge=engine.judges.of(plan.op),
-        meter=Meter(plan.op.name, plan.how if plan.how == "zip" else "merge", 1),
+        pace=pace,
+        judge=judge,
+        meter=Meter(name, "merge", 1),
+        turns=Turns(plan, engine.epoch),
+        to_first_end=plan.stop == "first",
     )
-    if isinstance(step, TurnStep):
-        step.turns = Turns(plan, engine.epoch)
-        step.to_first_end = plan.stop == "first"
-    elif isinstance(step, ZipStep):
-        step.strict = plan.strict
-        step.items_each = len(inputs)
-    elif isinstance(step, MixStep):
-        step.mix = plan.op.call
-    return step

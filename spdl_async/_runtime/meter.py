@@ -16,9 +16,9 @@ class Meter:
     """
 
     __slots__ = (
-        "abandoned", "busy", "bytes", "calls", "concurrency", "dropped", "failed", "items_in", "items_out",
-        "kind", "name", "notes", "peak", "peak_bytes", "queue", "retried", "waiting_input",
-        "waiting_room",
+        "abandoned", "blocked_since", "busy", "bytes", "calls", "concurrency", "dropped", "failed",
+        "items_in", "items_out", "kind", "name", "notes", "peak", "peak_bytes", "queue", "retried",
+        "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -33,6 +33,7 @@ class Meter:
         self.busy = 0.0
         self.waiting_input = 0.0
         self.waiting_room = 0.0
+        self.blocked_since = 0.0  # since when finished items wait for room, 0 while none do
         self.queue = 0
         self.peak = 0
         self.notes: Mapping[str, object] = NO_NOTES
@@ -41,8 +42,19 @@ class Meter:
         self.bytes = 0
         self.peak_bytes = 0
 
+    def unblock(self) -> None:
+        """Count the time since finished items began to wait for room; now none do."""
+        since, self.blocked_since = self.blocked_since, 0.0
+        if since:
+            self.waiting_room += clock() - since
+
     def snapshot(self, busy: float = 0.0) -> StageStatistics:
-        """Return a frozen copy; ``busy`` seconds of calls that still run are added."""
+        """Return a frozen copy; ``busy`` seconds of calls that still run are added.
+
+        So is a wait for room that goes on: that of a stuck run is what its user looks for.
+        """
+        since = self.blocked_since  # read first: the loop may end the wait meanwhile
+        blocked = clock() - since if since else 0.0
         return StageStatistics(
             name=self.name,
             kind=self.kind,
@@ -53,7 +65,7 @@ class Meter:
             failed=self.failed,
             busy=self.busy + busy,
             waiting_input=self.waiting_input,
-            waiting_room=self.waiting_room,
+            waiting_room=self.waiting_room + blocked,
             queue=self.queue,
             peak_queue=self.peak,
             notes=self.notes,

@@ -12,6 +12,7 @@ from time import perf_counter as clock
 
 COVER_SECONDS = 0.008
 LOOK_SECONDS = 0.001
+SLICE_SECONDS = 0.001  # a task of the loop that has not waited for so long lets others run
 
 
 class Pace:

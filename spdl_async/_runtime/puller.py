@@ -153,6 +153,7 @@ class Puller:
             if step.timeout is not None:
                 raise TypeError(NOT_ASYNC.format(type(source).__name__))
             iterator = iterate(source)
+            step.opened = True
         except BaseException as error:  # noqa: BLE001 -- recorded; no policy skips it
             self.put_failure(error)
             return
@@ -221,7 +222,7 @@ class Puller:
         step.pulled += 1
         self.buffer.append(item)
         self.wake(always=True)
-        return step.judge.raises or not isinstance(item.value.exception, Exception)
+        return step.judge.ends(item.value)
 
 
 def iterate(source: Any) -> Iterator[Any]:

@@ -3,7 +3,8 @@
 Each routed item gets a ticket of its own for its way through a branch (:class:`Way`). The ticket is
 done when nothing of the item is left in the branch: everything was handed on to here, dropped or
 skipped. With input order the results of the first way that is not done leave, and no others.
-With completion order no ticket is needed: results leave as they come.
+With completion order results leave as they come, and no ticket is needed but for the elements of
+lists (``batched``), which come together again.
 
 A failure in a branch stops the steps above it, and the feeding of the other branches. These finish
 what they have been given, so what precedes the failed item is complete.

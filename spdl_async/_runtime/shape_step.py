@@ -14,11 +14,11 @@ from typing import Final
 
 from spdl_async._runtime.channel import Channel, Outlet, Signal
 from spdl_async._runtime.meter import Meter, clock
+from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.step import Host, Step
 from spdl_async._runtime.ticket import Item
 
 MANY: Final = 256
-SLICE_SECONDS: Final = 0.001
 
 Draw = Callable[[], float]  # a number of at least 0, below 1
 

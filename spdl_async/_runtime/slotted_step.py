@@ -67,6 +67,15 @@ class SlottedStep(WindowedStep):
         """Start calls: there are more slots than before."""
         raise NotImplementedError
 
+    def count_retry(self, what: Any) -> None:  # noqa: ARG002 -- a fused group has to look at it
+        """Count a call that is to be made again."""
+        self.meters[0].retried += 1
+
+    def stop(self) -> None:
+        super().stop()
+        if self.backoff is not None:
+            self.backoff.clear()
+
     @property
     def may_start(self) -> bool:
         """Whether calls may still have to be started."""

@@ -12,14 +12,13 @@ from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import MAX_CHUNK
 from spdl_async._runtime.deadline import Deadline
 from spdl_async._runtime.gates import Gate
+from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.puller import NOT_ASYNC
 from spdl_async._runtime.ticket import DROPPED, Item, kept_source
 from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
     from spdl_async._runtime.source_step import SourceStep
-
-SLICE_SECONDS = 0.001
 
 
 async def read_async(step: SourceStep, given: Any) -> BaseException | None:
@@ -34,6 +33,7 @@ async def read_async(step: SourceStep, given: Any) -> BaseException | None:
             step.open_source = lambda: source
             return await step.read_thread()
         iterator = aiter(source)
+        step.opened = True
     except BaseException as error:  # noqa: BLE001 -- the policy decides
         return step.failed_to_open(error)
     try:

@@ -8,6 +8,7 @@ iterable is read by a task on the loop, which also closes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
@@ -39,7 +40,6 @@ from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
 
 FLOOR = 2  # one item on its way to the loop, one being made
-SLICE_SECONDS = 0.001
 FAILURES_IN_A_ROW = 100
 IN_A_ROW = f"spdl_async: the source failed {FAILURES_IN_A_ROW} times in a row"
 ENDED_AFTER = "spdl_async: the source ended right after it had failed"
@@ -49,13 +49,16 @@ state_of = attrgetter("state")
 
 
 class SourceStep(Step):
-    """Reads one source; ``open_source`` returns its iterable, or raises."""
+    """Reads one source; ``open_source`` returns its iterable, or raises.
+
+    Called with another function, it takes the iterable from that.
+    """
 
     def __init__(
         self,
         host: Host,
         out: Outlet,
-        open_source: Callable[[], Any],
+        open_source: Callable[..., Any],
         *,
         on_loop: bool,
         builtin: list[Any] | tuple[Any, ...] | range | None,
@@ -74,6 +77,7 @@ class SourceStep(Step):
         self.pace = Pace(FLOOR, MAX_CHUNK)
         self.pulled = 0
         self.left = 0
+        self.opened = False
         self.exhausted = False
         self.values: Iterator[Any] = iter(())
         self.puller = Puller(self, thread_name)
@@ -83,7 +87,7 @@ class SourceStep(Step):
         self.first_in_a_row: BaseException | None = None
 
     def use_call(self, at: int, call: Callable[..., Any]) -> None:  # noqa: ARG002 -- it has one
-        self.open_source = call
+        self.open_source = functools.partial(self.open_source, call)
 
     def new_gate(self, budget: Budget) -> Gate:
         return Gate(budget, self, self.permit, MOST_PULLED)
@@ -206,8 +210,8 @@ class SourceStep(Step):
         proof that there was no more data.
         """
         error = self.first_in_a_row
-        if error is not None:
-            note_once(error, "spdl_async: the source ended right after it had failed")
+        if error is not None and self.opened:
+            note_once(error, ENDED_AFTER)
         return error
 
     # Sequences without user code

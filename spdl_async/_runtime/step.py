@@ -1,6 +1,7 @@
 """What all steps share: tasks, a way to stop, and the window of the 1→1 steps.
 
-A step reads from the channel above it and writes to the one below. Its tasks belong to the
+A step reads from the channel above it (a merge from several, a source from none) and writes to the
+one below. Its tasks belong to the
 engine's task group. :meth:`Step.stop` cancels at once; calls that already run in threads go on
 until they return, and :attr:`Step.quiet` tells when the last of them did.
 """
@@ -11,7 +12,7 @@ import asyncio
 import functools
 from asyncio import Task
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Channel, Outlet
@@ -25,15 +26,16 @@ from spdl_async._runtime.ticket import (
 from spdl_async.statistics import StageStatistics
 
 S = TypeVar("S", bound="Step")
+A = TypeVarTuple("A")
 
 
-def guarded(callback: Callable[[S], None]) -> Callable[[S], None]:
+def guarded(callback: Callable[[S, *A], None]) -> Callable[[S, *A], None]:
     """Deliver an error of ours in a loop's callback to the consumer, whom it would leave waiting."""
 
     @functools.wraps(callback)
-    def run(self: S) -> None:
+    def run(self: S, *arguments: *A) -> None:
         try:
-            callback(self)
+            callback(self, *arguments)
         except Exception as error:  # noqa: BLE001 -- delivered
             self.host.crashed(error)
 
@@ -63,14 +65,13 @@ class Step:
         self.overdue: set[Task[Any]] = set()  # cancelled because their time was over, not by a stop
         self.untaken = 0
         self.advancing = False
-        self.untaken_since = 0.0
         out.on_taken = self.taken
 
     @property
     def inp(self) -> Channel:
-        """The channel above."""
+        """The one channel above."""
         if self.source is None:
-            raise AssertionError("a source has no channel above it")
+            raise AssertionError("a source has no channel above it, a merge several")
         return self.source
 
     @property
@@ -193,10 +194,11 @@ class Step:
 
     def emit(self, items: list[Item]) -> None:
         """Hand items on."""
+        meter = self.meters[-1]
         if not self.untaken:
-            self.untaken_since = clock()
+            meter.blocked_since = clock()
         self.untaken += len(items)
-        self.meters[-1].items_out += len(items)
+        meter.items_out += len(items)
         if self.budget is not None:
             self.budget.emitted(self, items)
         self.out.push(items)
@@ -205,7 +207,7 @@ class Step:
         """Hear that the next step has taken items."""
         self.untaken -= count
         if not self.untaken:
-            self.meters[-1].waiting_room += clock() - self.untaken_since
+            self.meters[-1].unblock()
         self.after_taken(count)
 
     def after_taken(self, count: int) -> None:

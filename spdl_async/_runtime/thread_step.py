@@ -202,7 +202,7 @@ class ThreadStep(HoppingStep):
             return
         item.value = failure
         item.state = FAILED
-        if self.judges[item.at].raises or not isinstance(failure.exception, Exception):
+        if self.judges[item.at].ends(failure):
             self.halted = True
 
     def overdue_item(self, item: Item, error: BaseException | None) -> OpFailure:

@@ -80,7 +80,7 @@ class Item:
 
     @property
     def ticket(self) -> Item:
-        """The item that the source made."""
+        """What counts the item's descendants: the item that the source made, or its way in a branch."""
         return self if self.root is None else self.root
 
     def left(self) -> None:

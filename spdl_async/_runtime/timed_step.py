@@ -124,8 +124,8 @@ class TimedMapHop(MapHop):
             self.item = item
             if not self.call(item):
                 return True
-            next(step.finished)
-            step.wake()
+            if step.of_use(next(step.finished)):
+                step.wake()
             if clock() - start > QUANTUM and step.line.crowded and step.inbox and not step.halted:
                 return self.requeue()
 
@@ -358,7 +358,7 @@ class TimedThreadStep(TimedStep, ThreadStep):
         """Mark an item as failed; from any thread."""
         item.value = failure
         item.state = FAILED
-        if self.judges[0].raises or not isinstance(failure.exception, Exception):
+        if self.judges[0].ends(failure):
             self.halted = True
 
     def time_is_over(self, hop: TimedMapHop, failure: OpFailure) -> None:
@@ -385,6 +385,6 @@ class TimedFlowStep(TimedStep, ThreadFlowStep):
         if self.call_again(flow, failure):
             return
         flow.end(failure)
-        if self.judges[0].raises:
+        if self.judges[0].ends(failure):
             self.halted = True
         self.news_of(flow)

@@ -108,9 +108,7 @@ def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
     step = SourceStep(
         engine,
         out,
-        source.open
-        if source.set_epoch is None
-        else functools.partial(source.open_for, engine.epoch),
+        functools.partial(source.open_for, engine.epoch),
         on_loop=source.on_loop,
         builtin=source.source if source.builtin else None,
         judge=engine.judges.of(source.op),
@@ -240,7 +238,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
         engine,
         above,
         below,
-        plan.make,
+        plan.op.call,
         drop_last=plan.drop_last,
         executor=plan.executor,
         judge=engine.judges.of(plan.op),

@@ -7,28 +7,18 @@ one that it was armed for is armed again for that one, so a fast stage pays for 
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from spdl_async._runtime.aggregate_step import AggregateStep
-from spdl_async._runtime.batch_step import (
-    MAX_MEMBERS,
-    MOST,
-    SLICE_SECONDS,
-    BatchStep,
-    batch_of,
-    cut,
-    shorten,
-)
-from spdl_async._runtime.meter import clock
+from spdl_async._runtime.batch_step import BatchStep
 from spdl_async._runtime.step import guarded
 from spdl_async._runtime.ticket import NO_ITEM, Item, OpFailure
 
 
-class Deadline:
+class BatchTimer:
     """When the open batch is to leave; ``on_due`` is called then, on the loop."""
 
     __slots__ = ("_armed_for", "_at", "_due", "_loop", "_timer")
@@ -73,74 +63,23 @@ class Deadline:
 class TimedBatchStep(BatchStep):
     """Lists of ``size`` items, shorter ones where the first item has waited ``within`` seconds."""
 
+    eager = True  # its time runs
+
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
-        self.members: list[Item] = []
-        self.values: list[Any] = []
-        self.batch_due = False
+        self.deadline = BatchTimer(self.host.loop, self.on_due)
 
     def stop(self) -> None:
         super().stop()
         self.deadline.cancel()
 
-    async def work(self) -> None:
-        """Fill batches until the input ends; a failure above leaves the open one unfinished."""
-        inp, size, meter = self.inp, self.size, self.meters[0]
-        inp.quorum = 1  # the first item of a batch must be known at once: its time runs
-        resumed = clock()
-        while True:
-            if clock() - resumed > SLICE_SECONDS:
-                await asyncio.sleep(0)
-                resumed = clock()
-            ahead = self.ahead
-            while self.untaken >= ahead:
-                await self.room.wait()
-            if self.batch_due:
-                self.emit_open()
-                continue
-            began = clock()
-            batches = (
-                1 if size > MAX_MEMBERS else max(1, self.out.room() + ahead - 1 - self.untaken)
-            )
-            wanted = size * batches - len(self.values)
-            items = await inp.get_many(min(wanted, MOST))
-            meter.waiting_input += clock() - began
-            if not items:
-                break
-            meter.items_in += len(items)
-            self.accept(items)
-            del items
-        self.deadline.cancel()
-        self.finish()
-
-    @property
-    def ahead(self) -> int:
-        """How many finished batches may wait for room."""
-        return max(1, self.pace.window // self.size)
-
-    def accept(self, items: list[Item]) -> None:
-        """Put items into the open batch; emit what is full."""
-        size, meter = self.size, self.meters[0]
-        begins = not self.values
-        self.values += [item.value for item in items]
-        for item in items:
-            item.value = None
-        self.members += items
-        shorten(self.members, self.host.ledger)
-        meter.peak = max(meter.peak, min(size, len(self.values)))
-        if len(self.values) >= size:
-            self.emit(cut(self.members, self.values, size))
-            self.pace.look(meter.items_out * size, True)
-            whole = len(self.values) // size * size
-            self.members, self.values = self.members[whole:], self.values[whole:]
-            begins = True
+    def accept(self, items: list[Item]) -> bool:
+        begins = super().accept(items)
         if begins:
             self.batch_due = False
-            at = self.host.loop.time() + self.within if self.values else None
-            self.deadline.set(at)
-        meter.queue = len(self.values)
+            self.deadline.set(self.host.loop.time() + self.within if self.values else None)
+        return begins
 
     @guarded
     def on_due(self) -> None:
@@ -150,26 +89,9 @@ class TimedBatchStep(BatchStep):
         else:
             self.batch_due = True
 
-    def emit_open(self) -> None:
-        """Emit the open batch as it is."""
-        self.batch_due = False
-        members, self.members = self.members, []
-        values, self.values = self.values, []
-        self.meters[0].queue = 0
-        self.emit([batch_of(members, values)])
-
     def finish(self) -> None:
-        """Settle the last batch, and close."""
-        meter, failure = self.meters[0], self.inp.failure
-        meter.queue = 0
-        if self.members and failure is None:
-            if self.drop_last:
-                meter.dropped += len(self.values)
-                for item in self.members:
-                    self.host.ledger.release(item)
-            else:
-                self.emit_open()
-        self.out.close(failure)
+        self.deadline.cancel()
+        super().finish()
 
 
 class TimedAggregateStep(AggregateStep):
@@ -183,7 +105,7 @@ class TimedAggregateStep(AggregateStep):
     def __init__(self, *arguments: Any, within: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.within = within
-        self.deadline = Deadline(self.host.loop, self.on_due)
+        self.deadline = BatchTimer(self.host.loop, self.on_due)
         self.tick = Item(None, -1, NO_ITEM, None, (), ())
         self.arrivals: deque[float] = deque()
         self.arrived: dict[int, float] = {}  # of items by number, where the aggregator tells those

@@ -14,6 +14,8 @@ from spdl_async.collate._stack import (
     STACKED,
     dtype_for_numpy,
     is_plain,
+    new_batch,
+    refuse_mask,
     stack_arrays,
     stack_tensors,
 )
@@ -107,19 +109,9 @@ def _pad_arrays(values: Sequence[Any], field: str, axis: int, value: float) -> t
         if array.dtype != dtype and array.dtype.newbyteorder("=") != dtype:
             refuse(field, index, f"dtype {dtype}", f"dtype {array.dtype}", SAME_DTYPE)
         if isinstance(array, np.ma.MaskedArray):
-            raise CollateError(
-                f"{field} of sample {index} is a masked array, and a tensor has no mask: fill "
-                f"it first, as with array.filled(0)"
-            )
+            refuse_mask(field, index)
     filling = _fitting(value, dtype, field)
-    batch = np.empty((len(values), *_longest(values, axis)), dtype)
-    try:
-        tensor = torch.from_numpy(batch)
-    except TypeError:
-        raise CollateError(
-            f"{field} has dtype {dtype}, which torch does not have: convert it first, as with "
-            f"array.astype(…)"
-        ) from None
+    batch, tensor = new_batch((len(values), *_longest(values, axis)), dtype, field)
     rows = np.moveaxis(batch, axis if axis < 0 else axis + 1, 1)
     for row, array in zip(rows, values, strict=True):
         length = array.shape[axis]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -43,21 +43,37 @@ def stack_arrays(values: Sequence[Any], field: str) -> torch.Tensor:
         if value.dtype != dtype and value.dtype.newbyteorder("=") != dtype:
             refuse(field, index, f"dtype {dtype}", f"dtype {value.dtype}", SAME_DTYPE)
         if isinstance(value, np.ma.MaskedArray):
-            raise CollateError(
-                f"{field} of sample {index} is a masked array, and a tensor has no mask: fill "
-                f"it first, as with array.filled(0)"
-            )
-    stacked = np.empty((len(values), *shape), dtype)
+            refuse_mask(field, index)
+    stacked, batch = new_batch((len(values), *shape), dtype, field)
+    for index, value in enumerate(values):
+        stacked[index] = value
+    return batch
+
+
+def refuse_mask(field: str, index: int) -> NoReturn:
+    """Raise the error for a masked array."""
+    raise CollateError(
+        f"{field} of sample {index} is a masked array, and a tensor has no mask: fill "
+        f"it first, as with array.filled(0)"
+    )
+
+
+def new_batch(
+    shape: tuple[int, ...], dtype: np.dtype[Any], field: str
+) -> tuple[np.ndarray[Any, Any], torch.Tensor]:
+    """Return an array that is yet to be filled, and the tensor that shares its memory.
+
+    Raises:
+        CollateError: torch has no such dtype.
+    """
+    array = np.empty(shape, dtype)
     try:
-        batch = torch.from_numpy(stacked)
+        return array, torch.from_numpy(array)
     except TypeError:
         raise CollateError(
             f"{field} has dtype {dtype}, which torch does not have: convert it first, as with "
             f"array.astype(…), or leave it as a list of Python values"
         ) from None
-    for index, value in enumerate(values):
-        stacked[index] = value
-    return batch
 
 
 def stack_tensors(values: Sequence[Any], field: str) -> torch.Tensor:
@@ -69,8 +85,7 @@ def stack_tensors(values: Sequence[Any], field: str) -> torch.Tensor:
         if value.dtype is not first.dtype:
             refuse(field, index, f"dtype {first.dtype}", f"dtype {value.dtype}", SAME_DTYPE)
         if value.device != first.device:
-            advice = "move them to one device before they are collated"
-            refuse(field, index, f"device {first.device}", f"device {value.device}", advice)
+            refuse(field, index, f"device {first.device}", f"device {value.device}", SAME_DEVICE)
     if not all(is_plain(value) for value in values):
         return torch.stack(list(values))
     view_as = dtype_for_numpy(first)

@@ -186,6 +186,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def check_int(value: object, what: str, *, least: int = 1, most: int | None = None) -> None:
+    """Raise ``BuildError`` unless ``value`` is an int of at least ``least`` (and at most ``most``)."""
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not good or (most is not None and value > most):  # type: ignore[operator]  # an int by now
+        limit = "" if most is None else f" and at most {most}"
+        raise BuildError(f"{what} must be an int of at least {least}{limit}, not {value!r}")
+
+
 def check_seconds(value: Any, what: str, *, at_least: float | None = None) -> None:
     """Raise ``BuildError`` unless ``value`` is a finite time in seconds, above 0 or ``at_least``."""
     good = is_number(value) and math.isfinite(value)

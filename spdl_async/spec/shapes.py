@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spdl_async.errors import BuildError
-from spdl_async.spec.policy import FailurePolicy
+from spdl_async.spec.policy import FailurePolicy, check_int, is_number
 
 if TYPE_CHECKING:
     from spdl_async.spec.stages import Scope
@@ -24,9 +24,9 @@ class ShuffleSpec:
     scope: Scope | None = None
 
     def __post_init__(self) -> None:
-        check_size(self.buffer_size, "shuffle: buffer_size", least=1)
+        check_int(self.buffer_size, "shuffle: buffer_size", least=1)
         if self.seed is not None:
-            check_size(self.seed, "shuffle: seed", least=0)
+            check_int(self.seed, "shuffle: seed", least=0)
 
     @property
     def text(self) -> str:
@@ -44,7 +44,7 @@ class TakeSpec:
     scope: Scope | None = None
 
     def __post_init__(self) -> None:
-        check_size(self.count, "take: the number of items", least=0)
+        check_int(self.count, "take: the number of items", least=0)
 
     @property
     def text(self) -> str:
@@ -62,7 +62,7 @@ class SkipSpec:
     scope: Scope | None = None
 
     def __post_init__(self) -> None:
-        check_size(self.count, "skip: the number of items", least=0)
+        check_int(self.count, "skip: the number of items", least=0)
 
     @property
     def text(self) -> str:
@@ -93,24 +93,12 @@ SHAPE_SPECS = (ShuffleSpec, TakeSpec, SkipSpec, EnumerateSpec)
 ShapeSpec = ShuffleSpec | TakeSpec | SkipSpec | EnumerateSpec
 
 
-def check_size(value: object, what: str, *, least: int) -> None:
-    """Raise ``BuildError`` unless ``value`` is an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BuildError(f"{what} must be an int of at least {least}, not {value!r}")
-
-
-def check_within(value: object) -> float | None:
-    """Return ``within`` in seconds, ``None`` where it was not given.
-
-    Raises:
-        BuildError: it is no finite number above 0.
-    """
+def check_within(value: object) -> None:
+    """Raise ``BuildError`` unless ``within`` is a finite number of seconds above 0, or ``None``."""
     if value is None:
-        return None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]  # a number by now
+        return
+    if not is_number(value) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]  # a number by now
         raise BuildError(
             f"aggregate: within is in seconds, a finite number above 0, not {value!r}; to wait for "
             f"full batches leave it out"
         )
-    return float(value)  # type: ignore[arg-type]  # a number by now

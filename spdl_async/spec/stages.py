@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from spdl_async.errors import BuildError
-from spdl_async.spec.policy import FailurePolicy, Retry, check_seconds
+from spdl_async.spec.policy import FailurePolicy, Retry, check_int, check_seconds
 from spdl_async.spec.shapes import ShapeSpec, check_within
 
 OutputOrder = Literal["input", "completion"]
@@ -66,7 +66,7 @@ class PipeSpec:
 
     def __post_init__(self) -> None:
         verb = f"{'pipe' if self.mode == 'map' else self.mode}({op_name(self.op)})"
-        check_count(self.concurrency, f"{verb}: concurrency", at_most=MAX_CONCURRENCY)
+        check_int(self.concurrency, f"{verb}: concurrency", most=MAX_CONCURRENCY)
         if self.output_order not in ("input", "completion"):
             raise BuildError(
                 f'{verb}: output_order must be "input" (the order of the items) or "completion" '
@@ -127,7 +127,7 @@ class SinkSpec:
     buffer_size: int = 2
 
     def __post_init__(self) -> None:
-        check_count(self.buffer_size, "add_sink: buffer_size", at_most=1_000_000)
+        check_int(self.buffer_size, "add_sink: buffer_size", most=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,15 +214,6 @@ def _scoped_stages(stages: tuple[StageSpec, ...], scope: Scope) -> tuple[StageSp
             )
         done.append(replace(stage, scope=stage.scope or scope))
     return tuple(done)
-
-
-def check_count(value: object, what: str, *, at_most: int | None = None) -> None:
-    """Raise ``BuildError`` unless ``value`` is an int of at least 1 (and at most ``at_most``)."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BuildError(f"{what} must be an int of at least 1, not {value!r}")
-    if value < 1 or (at_most is not None and value > at_most):
-        limit = "" if at_most is None else f" and at most {at_most}"
-        raise BuildError(f"{what} must be at least 1{limit}, not {value}")
 
 
 def op_name(op: Callable[..., Any] | Any) -> str:

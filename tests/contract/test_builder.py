@@ -329,6 +329,7 @@ def test_build_is_pure() -> None:
         {"shutdown_timeout": float("inf")},
         {"shutdown_timeout": float("nan")},
         {"shutdown_timeout": "30"},
+        {"shutdown_timeout": True},
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
@@ -220,6 +221,34 @@ def test_plain_runs_tell_the_source_too(face: Face) -> None:
     assert drive(pipeline, face).result() == [100, 101]
     with pipeline.run_sync(epoch=7) as run:
         assert list(run) == [700, 701]
+
+
+class Reader:
+    """What the lifespan of a source gives: read in its place."""
+
+    def __init__(self, owner: Told) -> None:
+        self.owner = owner
+
+    def __iter__(self) -> Iterator[int]:
+        return self.owner.items()
+
+
+class Opened(Sampler):
+    """A source whose lifespan gives something else to read."""
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[Reader]:
+        self.log.append("enter")
+        yield Reader(self)
+
+
+@pytest.mark.parametrize("face", [*FACES, Face.INLINE])
+def test_a_source_whose_lifespan_gives_another_is_told(face: Face) -> None:
+    source = Opened(2)
+    pipeline = PipelineBuilder().add_source(source).build()
+    assert drive(pipeline, face).result() == [0, 1]
+    assert drive(pipeline, face).result() == [100, 101]
+    assert source.log[:4] == ["enter", "set 0", "begin 0", "end 0"]
 
 
 def test_the_source_of_an_inlined_pipeline_is_told() -> None:

@@ -401,3 +401,20 @@ def test_contract_8_a_process_is_asked_again_and_given_up(
         list(slow)
     assert [record.error for record in slow.failures] == ["StageTimeout"] * 2
     assert slow.statistics().stage("sleep").abandoned >= 1
+
+
+class Deaf(Executor):
+    """Takes calls and never runs one."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Future()
+
+
+def test_an_error_of_ours_in_a_timer_comes_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise LookupError("a bug of ours")
+
+    monkeypatch.setattr("spdl_async._runtime.foreign_step.time_over", broken)
+    outcome = drive(numbers(3).pipe(same, executor=Deaf(), timeout=0.01), Face.SYNC)
+    assert isinstance(outcome.error, LookupError)
+    assert "error of the library itself" in notes_of(outcome.error)

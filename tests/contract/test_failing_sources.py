@@ -191,6 +191,93 @@ def test_contract_12_a_source_that_cannot_be_opened(policy: Any, face: Face) -> 
         )
 
 
+ENDED_AFTER = "ended right after it had failed"
+
+
+@pytest.mark.parametrize("face", FACES, ids=kind_id)
+@pytest.mark.parametrize("failing", [f for f in FAILING if f is not failing_map_style])
+def test_contract_12_a_source_that_ends_right_after_a_skipped_failure(
+    failing: Any, face: Face
+) -> None:
+    """It may have had more data: that it has not fails the pass, however much else came of it."""
+    for at in (0, 3):
+        error = OSError("no more of the shard")
+        outcome = drive(built(failing(at, error), on_error="skip"), face)
+        assert outcome.outputs == list(range(at))
+        assert outcome.error is error
+        assert ENDED_AFTER in notes_of(error)
+
+
+@pytest.mark.parametrize("face", FACES, ids=kind_id)
+def test_contract_12_a_source_that_could_not_be_opened_has_not_ended(face: Face) -> None:
+    class Unset(list[int]):
+        def set_epoch(self, epoch: int) -> None:
+            raise LookupError(epoch)
+
+    class Unopened:
+        def __iter__(self) -> Iterator[int]:
+            raise LookupError
+
+    for source in (Unset([1, 2]), Unopened()):
+        outcome = drive(built(source, on_error="skip"), face)
+        assert isinstance(outcome.error, LookupError)
+        assert ENDED_AFTER not in notes_of(outcome.error)
+
+
+class FailsAtFirst:
+    """Fails a number of times, then gives three items; for both kinds of code."""
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.first = ValueError("the first")
+        self.good = iter(range(3))
+        self.asked = 0
+
+    def give(self) -> int:
+        self.asked += 1
+        if self.asked == 1:
+            raise self.first
+        if self.asked <= self.left:
+            raise ValueError("a later one")
+        return next(self.good)
+
+
+class FailsSync(FailsAtFirst):
+    def __iter__(self) -> FailsSync:
+        return self
+
+    def __next__(self) -> int:
+        return self.give()
+
+
+class FailsAsync(FailsAtFirst):
+    def __aiter__(self) -> FailsAsync:
+        return self
+
+    async def __anext__(self) -> int:
+        try:
+            return self.give()
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+@pytest.mark.parametrize("face", FACES, ids=kind_id)
+@pytest.mark.parametrize("kind", [FailsSync, FailsAsync])
+def test_contract_12_the_hundredth_failure_in_a_row_is_one_too_many(
+    kind: type[FailsAtFirst], face: Face
+) -> None:
+    enough = kind(99)
+    outcome = drive(built(lambda: enough, on_error="skip"), face)
+    assert outcome.result() == [0, 1, 2]
+    assert len(outcome.failures) == 99
+    too_many = kind(100)
+    outcome = drive(built(lambda: too_many, on_error="skip"), face)
+    assert outcome.outputs == []
+    assert outcome.error is too_many.first
+    assert "failed 100 times in a row" in notes_of(too_many.first)
+    assert len(outcome.failures) == 100
+
+
 @pytest.mark.parametrize("face", FACES, ids=kind_id)
 @pytest.mark.parametrize("failing", [failing_finally, failing_async_finally])
 def test_c2_a_source_that_fails_while_it_is_closed_early(failing: Any, face: Face) -> None:

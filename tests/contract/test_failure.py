@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import subprocess
 import urllib.error
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from email.message import Message
 from typing import Any
 
@@ -84,12 +84,53 @@ def test_contract_6_no_partial_batch_is_flushed(kind: Kind, face: Face) -> None:
         def flush(self) -> list[list[Any]]:
             raise AssertionError("flushed after a failure")
 
+    def triples(within: float | None = None) -> PipelineBuilder[list[int]]:
+        work = Work(errors={13: error})
+        return kind.add(numbers(100), work, concurrency=4).aggregate(3, within=within)
+
     error = ValueError()
-    work = Work(errors={13: error})
-    built = kind.add(numbers(100), work, concurrency=4).aggregate(3).aggregate(Lists)
-    outcome = drive(built, face)
+    whole = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    for built, expected in (
+        (triples(), whole),
+        (triples(within=600), whole),
+        (triples().aggregate(Lists), [whole[:2], whole[2:]]),
+    ):
+        outcome = drive(built, face)
+        assert outcome.error is error
+        assert outcome.outputs == expected
+
+
+def waiting_source(closed: Gate, *items: Any) -> PipelineBuilder[Any]:
+    """Give some items, and then wait until it is cancelled, which it tells."""
+
+    async def source() -> AsyncGenerator[Any, None]:
+        for item in items:
+            yield item
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closed.open()
+
+    return PipelineBuilder().add_source(source)
+
+
+@EACH_ENGINE_CASE
+def test_contract_6_upstream_is_cancelled_at_once(kind: Kind, face: Face) -> None:
+    """Item 1 has failed; item 0, before it, goes on until the source has been cancelled."""
+    closed, error = Gate(), ValueError("bad item")
+    work = Work(errors={1: error}, gates={0: closed})
+    outcome = drive(kind.add(waiting_source(closed, 0, 1), work, concurrency=2), face)
+    assert outcome.outputs == [0]
     assert outcome.error is error
-    assert outcome.outputs == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+
+
+@pytest.mark.parametrize("face", [Face.SYNC, Face.OWN], ids=kind_id)
+def test_contract_6_upstream_of_disaggregate_is_cancelled_at_once(face: Face) -> None:
+    """Before the consumer, who has got the error, leaves."""
+    closed = Gate()
+    outcome = drive(waiting_source(closed, [1, 2], 3).disaggregate(), face, on_end=closed.wait)
+    assert outcome.outputs == [1, 2]
+    assert isinstance(outcome.error, TypeError)
 
 
 @EACH_ENGINE_CASE
@@ -311,6 +352,30 @@ def test_contract_10_an_op_that_cancels_its_own_task_does_not_hang(face: Face) -
     assert outcome.outputs == [0, 1, 2]
     assert isinstance(outcome.error, RuntimeError)
     assert isinstance(outcome.error.__cause__, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
+def test_contract_10_a_task_that_an_op_has_cancelled_can_still_be_stopped(face: Face) -> None:
+    """Its failure is skipped; a later item waits for ever, until the run is left."""
+    waits, stopped = Gate(), Gate()
+
+    async def op(n: int) -> int:
+        if n == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        if n == 2:
+            waits.open()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stopped.open()
+        return n
+
+    outcome = drive(numbers(9).pipe(op, on_error="skip"), face, take=1, hold=waits)
+    assert outcome.outputs == [0]
+    assert stopped.is_open
 
 
 @pytest.mark.parametrize("face", FACES, ids=kind_id)

@@ -308,6 +308,7 @@ def test_what_makes_no_sense_is_an_error() -> None:
         (lambda: Merge(a, b, stop=cast("Any", "last")), "stop must be"),
         (lambda: Merge(a, b, seed=1), "needs no seed"),
         (lambda: Merge(a, b, weights=[1, 1], seed=True), "seed must be"),
+        (lambda: Merge(a, b, weights=[1, 1], seed=-3), "seed must be an int of at least 0"),
         (lambda: Merge(a, b, mix=mix, **cast("Any", {"seed": 1})), "decides everything"),
         (lambda: Zip(), "at least one"),
         (lambda: Zip(a, strict=cast("Any", 1)), "strict must be"),

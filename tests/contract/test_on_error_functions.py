@@ -15,7 +15,7 @@ import pytest
 from faces import ENGINE_FACES, FACES, Face, Gate, drive, functions_in, notes_of
 from kinds import EACH_CASE, ORDERS, Kind, Order, Work, kind_id, same
 
-from spdl_async import BuildError, Failure, PipelineBuilder, Retry, TooManyFailures
+from spdl_async import BatchBy, BuildError, Failure, PipelineBuilder, Retry, TooManyFailures
 
 pytestmark = pytest.mark.timeout(60)
 EACH_FACE = pytest.mark.parametrize("face", FACES, ids=kind_id)
@@ -471,6 +471,27 @@ def test_contract_9_12_aggregators(how: str, face: Face) -> None:
     outcome = drive(numbers(9).aggregate(Singles({2, 6}), on_error=handler.of(how)), face)
     assert outcome.outputs == [0, 1, 3, 4, 5]
     assert outcome.error is raised
+
+
+class NoEnd(BatchBy[int]):
+    """Batches of four whose last one cannot be made."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: 1, 4)
+
+    def flush(self) -> list[list[int]]:
+        raise ValueError("flush")
+
+
+@EACH_FACE
+@EACH_HOW
+def test_contract_9_12_a_failed_flush_concerns_the_items_that_are_held(
+    how: str, face: Face
+) -> None:
+    handler = Handler()
+    outcome = drive(numbers(10).aggregate(NoEnd(), on_error=handler.of(how)), face)
+    assert outcome.result() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [(f.index, f.source) for f in handler.failures] == [(8, 8)]
 
 
 @EACH_FACE

@@ -84,3 +84,17 @@ def test_an_async_run_is_still_an_async_source() -> None:
     import asyncio
 
     assert asyncio.run(main()) == [1, 2]
+
+
+async def test_a_run_of_epochs_says_what_its_user_wrote() -> None:
+    """Each names epochs(), which is what has to be changed, and not run() or run_sync()."""
+    async with pipeline().epochs(1) as epochs:
+        async for run in epochs:
+            for misuse in (run.__enter__, run.__iter__, run.__next__):
+                with pytest.raises(RunStateError, match=r"    with pipeline\.epochs\(10\)"):
+                    misuse()
+    with pipeline().epochs(1) as epochs:
+        for run in epochs:
+            for misuse in (run.__aenter__, run.__aiter__, run.__anext__):
+                with pytest.raises(RunStateError, match=r"async with pipeline\.epochs\(10\)"):
+                    misuse()

@@ -94,6 +94,52 @@ def test_a_run_of_the_parent() -> None:
     )
 
 
+def test_the_body_s_error_stays_the_error_in_a_child() -> None:
+    """Contract 19 and 6: that the block cannot be left there is a note on it, for epochs too."""
+    check(
+        """
+def left_by_an_error(enter):
+    child = 0
+    try:
+        with enter() as inside:
+            next(iter(inside))
+            say("FORK")
+            child = os.fork()
+            if not child:
+                raise LookupError("the body's")
+    except LookupError as error:
+        assert "belong" in error.__notes__[0], error.__notes__
+        os._exit(0)
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+async def left_by_an_error_async(enter):
+    child = 0
+    try:
+        async with enter() as inside:
+            await anext(aiter(inside))
+            say("FORK")
+            child = os.fork()
+            if not child:
+                raise LookupError("the body's")
+    except LookupError as error:
+        assert "belong" in error.__notes__[0], error.__notes__
+        os._exit(0)
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+left_by_an_error(lambda: build().run_sync())
+left_by_an_error(lambda: build().epochs(3))
+asyncio.run(left_by_an_error_async(lambda: build().run()))
+asyncio.run(left_by_an_error_async(lambda: build().epochs(3)))
+"""
+    )
+
+
 def test_a_short_form_of_the_parent() -> None:
     """Contract 19: also when it is dropped in the child."""
     check(

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from spdl_async._plan.routing import Routed
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import note_once
 from spdl_async._runtime.meter import Meter
@@ -105,9 +106,9 @@ class Budget(Ledger):
         if self.over:
             return 0
         value = item.value
+        if type(value) is Routed:
+            value = value.value
         try:
-            if type(value) is list:
-                return sum(map(self.checked_size, value))
             return self.checked_size(value)
         except Exception as error:  # noqa: BLE001 -- the user's function; the consumer gets it
             note_once(
@@ -120,7 +121,9 @@ class Budget(Ledger):
             return 0
 
     def checked_size(self, value: Any) -> int:
-        """Return what the user's function says of a value."""
+        """Return what the user's function says of a value; of a list, of each element."""
+        if isinstance(value, list):
+            return sum(map(self.checked_size, value))
         number = self.size_of(value)
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise TypeError(

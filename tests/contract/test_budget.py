@@ -24,6 +24,7 @@ from spdl_async import (
     Retry,
     Zip,
     estimate_bytes,
+    map_items,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -451,6 +452,26 @@ def test_what_size_of_returns_must_be_a_number_of_bytes(answer: Any) -> None:
     outcome = drive(built, Face.SYNC)
     assert isinstance(outcome.error, TypeError)
     assert repr(answer) in str(outcome.error)
+
+
+def test_only_what_stages_hand_on_is_measured() -> None:
+    """Not what the library makes for itself on the way: routed values, ends of batches."""
+    asked: set[type] = set()
+
+    def size(value: Any) -> int:
+        asked.add(type(value))
+        return 1
+
+    built = (
+        PipelineBuilder()
+        .add_source(range(8))
+        .route(even, lambda branch: branch.pipe(doubled), lambda branch: branch)
+        .aggregate(4)
+        .apply(map_items(doubled))
+        .build(max_bytes=100, size_of=size)
+    )
+    assert drive(built, Face.SYNC).result() == [[0, 2, 8, 6], [16, 10, 24, 14]]
+    assert asked == {int}
 
 
 def test_lists_are_measured_by_their_elements() -> None:

@@ -24,8 +24,9 @@ from spdl_async._runtime.ticket import (
     OpFailure,
     describe_source,
     where_is,
+    which_are,
 )
-from spdl_async.errors import TooManyFailures
+from spdl_async.errors import CollateError, TooManyFailures
 from spdl_async.spec.policy import Failure, FailurePolicy
 from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
 
@@ -317,6 +318,8 @@ def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool 
     if input_was_none:
         note += "\nspdl_async: its input was None, which the stage above (or the source) returned"
     note_once(error, note)
+    if isinstance(error, CollateError) and (whose := which_are(item, error.samples)):
+        note_once(error, f"spdl_async: the batch was gathered with {whose}")
 
 
 def add_context(error: BaseException, earlier: BaseException) -> None:

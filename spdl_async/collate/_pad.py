@@ -109,7 +109,8 @@ def _pad_arrays(values: Sequence[Any], field: str, axis: int, value: float) -> t
         if isinstance(array, np.ma.MaskedArray):
             raise CollateError(
                 f"{field} of sample {index} is a masked array, and a tensor has no mask: fill "
-                f"it first, as with array.filled(0)"
+                f"it first, as with array.filled(0)",
+                samples=(index,),
             )
     filling = _fitting(value, dtype, field)
     batch = np.empty((len(values), *_longest(values, axis)), dtype)

@@ -22,6 +22,7 @@ from spdl_async import (
     Retry,
     SyncPipelineRun,
     Zip,
+    cancelled,
 )
 
 FACES = (Face.CALLER, Face.CALLER_UVLOOP, Face.OWN, Face.SYNC)
@@ -616,6 +617,59 @@ def test_epochs_go_on_after_items_were_tried_again(face: Face, kind: str, gives_
         if face is Face.SYNC:
             with pipeline.epochs(3) as epochs:
                 assert [list(run) for run in epochs] == [expected] * 3
+        else:
+            run_loop(main(), face)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "generator", "executor"])
+@pytest.mark.parametrize("face", FACES)
+def test_a_call_that_fails_after_its_epoch_was_left_keeps_no_slot(face: Face, kind: str) -> None:
+    """It would be made again, had its pass not been stopped: the next one must not wait for that."""
+    entered = Gate()
+
+    def op(n: int) -> int:
+        if n == 1 and not entered.is_open:
+            entered.open()
+            while not cancelled():
+                time.sleep(0.001)
+            raise OSError(n)
+        return n
+
+    async def aop(n: int) -> int:
+        if n == 1 and not entered.is_open:
+            entered.open()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise OSError(n) from None
+        return n
+
+    def many(n: int) -> Iterator[int]:
+        yield op(n)
+
+    with ThreadPoolExecutor(2) as pool:
+        options: Any = {"executor": pool} if kind == "executor" else {}
+        stage: Any = {"async": aop, "generator": many}.get(kind, op)
+        # So long a wait that a slot which is kept for it is kept for ever.
+        retry = Retry(2, backoff=600.0, max_backoff=600.0, jitter=0.0)
+        pipeline = (
+            PipelineBuilder().add_source(range(2)).pipe(stage, retry=retry, **options).build()
+        )
+
+        async def main() -> None:
+            async with pipeline.epochs(2, loop=loop_of(face)) as epochs:
+                first = await anext(epochs)
+                assert await anext(first) == 0
+                await entered.passed()
+                async with asyncio.timeout(PATIENCE):
+                    second = await anext(epochs)
+                    assert [item async for item in second] == [0, 1]
+
+        if face is Face.SYNC:
+            with pipeline.epochs(2) as epochs:
+                assert next(next(epochs)) == 0
+                entered.wait()
+                assert list(next(epochs)) == [0, 1]
         else:
             run_loop(main(), face)
 

@@ -674,6 +674,46 @@ def test_a_call_that_fails_after_its_epoch_was_left_keeps_no_slot(face: Face, ki
             run_loop(main(), face)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_call_that_is_due_again_when_its_epoch_fails_keeps_its_slot(given: bool) -> None:
+    """Item 0 is to be called again, but both slots are taken, when item 1 ends the epoch."""
+    crowd = Crowd()
+    calls: Counter[int] = Counter()
+    third, over = Gate(), Gate()
+
+    def op(n: int) -> int:
+        with crowd:
+            calls[n] += 1
+            if (n, calls[n]) == (0, 1):
+                raise OSError(n)
+            if (n, calls[n]) == (1, 1):
+                third.wait()
+                crowd.wait_settled()  # item 0 has come back, and the next epoch has begun
+                raise ValueError(n)
+            if (n, calls[n]) == (2, 1):
+                third.open()
+                over.wait()
+            if (n, calls[n]) == (0, 2):
+                crowd.wait_settled()
+                over.open()
+            return n
+
+    retry = Retry(2, backoff=0.0, jitter=0.0, on=(OSError,))
+    with ThreadPoolExecutor(4) as pool:
+        options: Any = {"executor": pool} if given else {}
+        built = (
+            PipelineBuilder().add_source(range(3)).pipe(op, concurrency=2, retry=retry, **options)
+        )
+        with built.build(num_threads=4).epochs(2) as epochs:
+            first = next(epochs)
+            assert next(first) == 0
+            with pytest.raises(ValueError, match="1"):
+                next(first)
+            assert list(next(epochs)) == [0, 1, 2]
+    assert calls == {0: 3, 1: 2, 2: 2}
+    assert crowd.most == 2
+
+
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("kind", ["plain", "timeout", "retry", "retry sync"])
 def test_one_straggler_leaves_the_other_slots_to_the_next_epoch(face: Face, kind: str) -> None:

@@ -79,7 +79,15 @@ class StageTimeout(SpdlAsyncError, TimeoutError):  # noqa: N818 -- mirrors Timeo
 
 
 class CollateError(SpdlAsyncError, ValueError):
-    """Samples that cannot be stacked: names both samples, the field, shapes and dtypes."""
+    """Samples that cannot be stacked: names both samples, the field, shapes and dtypes.
+
+    Attributes:
+        samples: positions in the batch of those that do not fit, from 0; empty where none is concerned.
+    """
+
+    def __init__(self, message: str, *, samples: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.samples = samples
 
 
 class DecodeError(SpdlAsyncError, ValueError):

@@ -27,12 +27,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaos_drawing import draw
 from chaos_faces import Outcome, on_loop, play_async, play_sync
+from chaos_kinds import start_pools
+from fuzz_ops import BoomError
 
 from spdl_async import TooManyFailures
-from spdl_async.testing import Expected, check_leaks
+from spdl_async.testing import check_leaks
 
 if TYPE_CHECKING:
     from chaos_programs import Program
+    from chaos_reference import Expectation as Expected
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds after which a round hangs
@@ -55,8 +58,15 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def same_error(seen: BaseException | None, wanted: BaseException | None) -> bool:
-    """Tell whether a pass failed as it must: with the same object where an op raised a given one."""
+def same_error(
+    seen: BaseException | None, wanted: BaseException | None, *, copied: bool = False
+) -> bool:
+    """Tell whether a pass failed as it must: with the same object where an op raised a given one.
+
+    ``copied``: unless that came from another process.
+    """
+    if copied and isinstance(wanted, BoomError):
+        return isinstance(seen, BoomError) and seen.args == wanted.args
     if isinstance(wanted, TooManyFailures):
         return isinstance(seen, TooManyFailures)
     return seen is wanted or type(seen) is type(wanted) is TypeError  # a new one each time
@@ -65,11 +75,24 @@ def same_error(seen: BaseException | None, wanted: BaseException | None) -> bool
 def judge(program: Program, outcome: Outcome, expected: Expected, epoch: int) -> str | None:
     """Say what is wrong with a pass."""
     wanted, got = expected.outputs, outcome.outputs
+    if program.shared is not None and program.limit is not None:
+        # Which failure spends the budget of all stages depends on the schedule; whether one does, not,
+        # unless something ends the pass early while stages above are ahead.
+        spent = expected.spent > program.limit
+        early = program.cut or expected.error is not None
+        if isinstance(outcome.error, TooManyFailures) and (spent or early):
+            return None
+        if outcome.ended and spent and not program.cut:
+            return f"ended with {expected.spent} failures, max_failures={program.limit}"
+    if program.split:
+        return judge_split(program, outcome, expected) or in_numbers(program, outcome, expected)
     if program.exact:
         known = got == wanted[: len(got)]
         if not known or (outcome.ended and len(got) != len(wanted)):
             return f"results: {got}\nexpected: {wanted}"
-        if outcome.error is not None and not same_error(outcome.error, expected.error):
+        if outcome.error is not None and not same_error(
+            outcome.error, expected.error, copied=program.copied
+        ):
             return f"failed with {outcome.error!r}, expected {expected.error!r}"
         if outcome.error is not None and len(got) != len(wanted):
             return f"{len(got)} results before the failure, expected {len(wanted)}"
@@ -92,6 +115,24 @@ def judge(program: Program, outcome: Outcome, expected: Expected, epoch: int) ->
     return in_numbers(program, outcome, expected)
 
 
+def judge_split(program: Program, outcome: Outcome, expected: Expected) -> str | None:
+    """Say what is wrong with lists that any moment may have ended."""
+    got, wanted = leaves(outcome.outputs), leaves(expected.outputs)
+    if not all(0 < len(batch) <= program.split for batch in outcome.outputs):
+        return f"lists of a wrong length: {outcome.outputs}"
+    if got != wanted[: len(got)] or (outcome.ended and len(got) != len(wanted)):
+        return f"results: {got}\nexpected: {wanted}"
+    if outcome.ended and expected.error is not None:
+        return f"ended, but {expected.error!r} was expected"
+    if outcome.error is None:
+        return None
+    if not same_error(outcome.error, expected.error, copied=program.copied):
+        return f"failed with {outcome.error!r}, expected {expected.error!r}"
+    if len(expected.outputs) - sum(map(len, outcome.outputs)) >= program.split:
+        return "more than the open list is missing"
+    return None
+
+
 def in_numbers(program: Program, outcome: Outcome, expected: Expected) -> str | None:
     """Say what is wrong with the statistics of a pass that ended by itself."""
     if not outcome.ended or outcome.run is None or program.stop is not None or program.cut:
@@ -107,6 +148,7 @@ def in_numbers(program: Program, outcome: Outcome, expected: Expected) -> str | 
 def faults(program: Program) -> str | None:
     """Run a program once; say what is wrong."""
     expected = [program.expected(epoch) for epoch in range(program.epochs)]
+    program.anew()
     is_async = program.face in ("caller", "own", "short async", "epochs async")
     played = functools.partial(on_loop, uvloop=program.uvloop)
     outcomes = played(play_async(program)) if is_async else play_sync(program)
@@ -176,6 +218,7 @@ def one_round(seed: int) -> None:
 
 def several(first: int, count: int) -> None:
     """Run the programs of several seeds in a row, and look for what they have left behind."""
+    start_pools()
     for start in range(first, first + count, AT_ONCE):
         with check_leaks(timeout=10.0):
             for seed in range(start, min(start + AT_ONCE, first + count)):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from random import Random
 from typing import Any
 
+from chaos_kinds import GIVEN, NARROW, Sent, Spanning, Spending, by_cost, processes
 from chaos_programs import Crowd, Program, Session, failing, router_of, stuck, stuck_async
 from chaos_reference import Chained, Merged, Route, Source, Turns, Work
 from fuzz_ops import (
@@ -27,23 +28,24 @@ from fuzz_ops import (
 
 from spdl_async import Retry, per_thread
 
-GIVEN = ThreadPoolExecutor(3, thread_name_prefix="given")  # shared by all that draw it
-NARROW = ThreadPoolExecutor(1, thread_name_prefix="given")
 FACES = (
     "caller", "caller", "own", "sync", "sync", "inline", "short async", "short sync",
     "epochs async", "epochs sync",
 )  # fmt: skip
 STOPS = ("leave", "close", "raise", "cancel", "elsewhere", "any time", "drop")
 KINDS = (
-    *(("pipe", kind) for kind in (*PIPES, "session", "per thread", "stuck", "stuck async")),
+    *(("pipe", kind) for kind in (*PIPES, "session", "spanning", "per thread", "process")),
+    *(("pipe", kind) for kind in ("stuck", "stuck async")),
     *(("generator", kind) for kind in GENERATORS),
     *(("expand", kind) for kind in EXPANDS),
     *(("filter", kind) for kind in FILTERS),
-    *(("aggregate", kind) for kind in ("size", "instance", "factory", "within")),
+    *(("aggregate", kind) for kind in ("size", "instance", "factory", "within", "cost")),
+    *(("aggregate", kind) for kind in ("bucket", "hurried")),
     *((verb, "") for verb in ("disaggregate", "shuffle", "take", "skip", "enumerate")),
     *(("route", kind) for kind in ("items", "items", "keys", "lists", "lists", "gathering")),
 )
 SHAPES = ("shuffle", "take", "skip", "enumerate")
+HURRY = 0.0005  # seconds: a ``within`` that comes true now and then
 FINITE_WAIT = 60.0  # seconds: a ``within`` that never comes true
 TIMEOUT = 0.05
 
@@ -83,6 +85,10 @@ class Drawing:
             program.build["num_threads"] = threads
         policy = random.choice(("raise", "skip", self.policy())) if self.failures else "raise"
         program.build["on_error"] = policy or "raise"
+        if self.failures and policy not in (None, "raise") and self.chance(4):
+            program.build["max_failures"] = limit = random.choice((0, 2, 5))
+            program.shared = Spending(policy, None)
+            program.limit = limit
         if random.random() < 0.35:
             program.stop = random.choice(STOPS)
             program.taken = random.choice((0, 1, 2, random.randint(0, 30)))
@@ -172,6 +178,9 @@ class Drawing:
                 if kind == "gathering":
                     return made, False  # lists among other items
                 continue
+            if kind == "hurried":
+                made.append(self.hurried())
+                return made, False
             made.append(self.work(verb, kind, in_route))
             lists = max(0, lists + (verb == "aggregate") - (verb == "disaggregate"))
             if verb == "aggregate" and not self.program.exact:
@@ -203,6 +212,10 @@ class Drawing:
             return False
         if verb in SHAPES:
             return exact and not (verb == "take" and in_route) and not (depth and verb == "take")
+        if kind == "hurried":  # where everything is known, and nothing comes below
+            return exact and not depth and in_route is None
+        if kind == "process":
+            return self.chance(3)
         if kind == "stuck":
             return self.program.face != "inline" and self.chance(3)
         return kind != "stuck async" or self.chance(3)
@@ -235,9 +248,32 @@ class Drawing:
             self.program.timed = True
             options.update(timeout=TIMEOUT, on_error="skip")
             options.pop("retry", None)
+        if kind == "process":
+            options["executor"] = processes()
+            op.recovers = 0  # its calls are counted in another process
+            self.program.copied = True
+        spending = None if verb == "aggregate" else self.spending(options)
         argument, reference = self.arguments(verb, kind, op, options)
         name = "pipe" if verb == "generator" else verb
-        return Work(name, argument, reference, options, f"{verb} {kind} {op} {argument}")
+        text = f"{verb} {kind} {op} {argument}"
+        return Work(name, argument, reference, options, text, spending)
+
+    def hurried(self) -> Work:
+        """Draw lists that leave in a hurry; plain loops gather nothing, since any split is right."""
+        self.program.split = size = self.random.randint(1, 9)
+        return Work("aggregate", size, 1, {"within": HURRY}, f"aggregate({size}) in a hurry")
+
+    def spending(self, options: dict[str, Any]) -> Spending | None:
+        """Draw a budget."""
+        if not self.failures or options["on_error"] == "raise" or not self.chance(4):
+            return None
+        limit: int | Fraction = self.random.choice((0, 1, 4, Fraction(1, 4), Fraction(1, 50)))
+        if isinstance(limit, Fraction) and not self.program.exact:
+            limit = 3  # how many have failed by the hundredth call depends on the order
+        options["max_failures"] = limit
+        spending = Spending(options["on_error"], limit)
+        self.program.budgets.append(spending)
+        return spending
 
     def shape(self, verb: str) -> Work:
         """Draw a verb that chooses, numbers or reorders items."""
@@ -248,15 +284,21 @@ class Drawing:
 
     def arguments(self, verb: str, kind: str, op: Op, options: dict[str, Any]) -> tuple[Any, Any]:
         """Return what the pipeline and what plain loops call."""
+        made: Any
         if verb == "aggregate":
             if kind in ("size", "within"):
                 size = self.random.randint(1, 9)
                 return size, size
+            if kind in ("cost", "bucket"):
+                made = by_cost(op, kind, self.random.randint(1, 6))
+                return made, made
             gather = Gather(op, flush_fails=self.program.exact)
-            made: Any = gather if kind == "instance" else lambda: gather.__deepcopy__(None)
+            made = gather if kind == "instance" else lambda: gather.__deepcopy__(None)
             return made, made
-        if kind == "session":
-            session = Session(op)
+        if kind == "process":
+            return Sent(op), sync(op)
+        if kind in ("session", "spanning"):
+            session = Session(op) if kind == "session" else Spanning(op)
             self.program.sessions.append(session)
             return session, session
         if kind == "per thread":

@@ -7,9 +7,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from chaos_reference import Chained, Merged, Route, Source, Work, answer, answers, evaluate
+from chaos_reference import (
+    Chained,
+    Expectation,
+    Merged,
+    Route,
+    Source,
+    Work,
+    answer,
+    answers,
+    evaluate,
+)
 from fuzz_ops import (
     SOURCES,
     BoomError,
@@ -19,7 +29,9 @@ from fuzz_ops import (
 )
 
 from spdl_async import DROP, Merge, Pipeline, PipelineBuilder, Zip, cancelled
-from spdl_async.testing import Expected
+
+if TYPE_CHECKING:
+    from chaos_kinds import Spanning, Spending
 
 
 class Crowd:
@@ -140,7 +152,12 @@ class Program:
     timed: bool = False
     ops: list[Op] = field(default_factory=list)
     crowds: list[Crowd] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)
+    sessions: list[Session | Spanning] = field(default_factory=list)
+    budgets: list[Spending] = field(default_factory=list)
+    shared: Spending | None = None
+    limit: int | None = None
+    copied: bool = False
+    split: int = 0
 
     @property
     def on_error(self) -> Any:
@@ -165,11 +182,13 @@ class Program:
         """Forget the calls so far."""
         for op in self.ops:
             op.calls.clear()
+        for budget in (*self.budgets, *filter(None, [self.shared])):
+            budget.anew()
 
-    def expected(self, epoch: int = 0, on_error: Any = None) -> Expected:
+    def expected(self, epoch: int = 0, on_error: Any = None) -> Expectation:
         """Run it in plain loops."""
         self.anew()
-        return evaluate(self.tree, SOURCES, on_error or self.on_error, epoch)
+        return evaluate(self.tree, SOURCES, on_error or self.shared or self.on_error, epoch)
 
 
 def told(tree: Chained, depth: int = 1) -> Iterator[str]:

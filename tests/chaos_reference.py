@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from chaos_kinds import Spending, counted
 from fuzz_ops import Op, digest
 
-from spdl_async import DROP
+from spdl_async import DROP, TooManyFailures
 from spdl_async.testing import Expected, Step
 from spdl_async.testing._reference import NOTHING, Items, Policy, _Ended, _Loops, _Stage
 
@@ -31,6 +32,7 @@ class Work:
     reference: Any
     options: dict[str, Any]
     text: str
+    spending: Spending | None = None
 
 
 @dataclass
@@ -97,9 +99,16 @@ def answers(op: Op, count: int, values: list[Any]) -> Any:
     return [digest("route", op.key, value) % count for value in values]
 
 
-def evaluate(tree: Chained, sources: dict[str, Any], on_error: Policy, epoch: int) -> Expected:
+@dataclass
+class Expectation(Expected):
+    """What a program delivers, and how many failures its stages have spent together."""
+
+    spent: int = 0
+
+
+def evaluate(tree: Chained, sources: dict[str, Any], on_error: Policy, epoch: int) -> Expectation:
     """Run a tree in plain loops, in a thread that runs no loop."""
-    expected = Expected()
+    expected = Expectation()
     with asyncio.Runner() as runner:
         loops = _Tree(runner, expected, on_error, epoch)
         loops.makers, loops.default = sources, on_error
@@ -111,6 +120,8 @@ def evaluate(tree: Chained, sources: dict[str, Any], on_error: Policy, epoch: in
             expected.error = ended.error
         for part in reversed(loops.parts):  # what a failure has left open above it
             part.close()
+    if isinstance(on_error, Spending):
+        expected.spent = on_error.failures
     return expected
 
 
@@ -147,9 +158,23 @@ class _Tree(_Loops):
                 items = self.kept(self.routed(stage, items, place))
                 continue
             options = {name: value for name, value in stage.options.items() if name != "within"}
+            spending = stage.spending
+            if spending is not None:
+                options["on_error"] = spending
+                items = self.kept(counted(spending, items))
             step = Step(verb=cast("Any", stage.verb), argument=stage.reference, options=options)
             items = self.kept(self.step(step, number, items))
+            if spending is not None:
+                items = self.kept(self.looked_at(spending, items))
         return items
+
+    def looked_at(self, spending: Spending, items: Items) -> Items:
+        """Look at a stage's budget once more at its end."""
+        yield from items
+        try:
+            spending.look()
+        except TooManyFailures as error:
+            raise _Ended(error) from None
 
     def merged(self, merged: Merged) -> Items:
         """Yield the items of several chains in turns."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import chaos
 import pytest
-from chaos_drawing import FACES, GIVEN, NARROW, STOPS, draw
+from chaos_drawing import FACES, STOPS, draw
+from chaos_kinds import start_pools
 from chaos_programs import Program
-from chaos_reference import Merged, Route, Work
-
-from spdl_async.testing import Expected
+from chaos_reference import Expectation, Merged, Route, Work
 
 ROUNDS = 250
 PARTS = 8
@@ -18,9 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module", autouse=True)
 def pools() -> None:
-    """Start the threads of the given pools, which stay."""
-    for pool in (GIVEN, NARROW):
-        list(pool.map(str, range(9)))
+    start_pools()
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -41,11 +38,15 @@ def test_the_programs_of_ci_have_everything_in_them() -> None:
                     look(branch)
                 continue
             seen.add(stage.verb)
-            seen.update(name for name in ("retry", "timeout", "within") if name in stage.options)
+            seen.update(set(stage.options) & {"retry", "timeout", "within"})
+            seen.add(" ".join(stage.text.split(" ")[:2]))
+            seen.add(f"max_failures {type(stage.options.get('max_failures')).__name__}")
+            seen.update(["in a hurry"] if stage.text.endswith("in a hurry") else [])
 
     for seed in range(300):
         program = draw(seed)
         seen.update((program.face, f"stop {program.stop}", f"epochs {program.overlap}"))
+        seen.update(program.build)
         trees = [program.tree]
         for tree in trees:
             look(tree.stages)
@@ -56,13 +57,16 @@ def test_the_programs_of_ci_have_everything_in_them() -> None:
                 seen.add(f"source {tree.source.kind}")
     wanted = {"nested route", "route lists", "route input", "route completion", "retry", "timeout"}
     wanted |= {"within", "shuffle", "take", "skip", "enumerate", "disaggregate", "expand", "filter"}
+    wanted |= {"pipe process", "pipe session", "pipe spanning", "pipe stuck", "max_failures"}
+    wanted |= {"aggregate cost", "aggregate bucket", "in a hurry"}
+    wanted |= {"max_failures int", "max_failures Fraction"}
     wanted |= {f"merge {turns}" for turns in ("turns", "first", "only", "weights", "zip", "mix")}
     wanted |= {f"stop {stop}" for stop in (None, *STOPS)} | set(FACES)
     assert not wanted - seen
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Expected(outputs=["wrong"])
+    wrong = Expectation(outputs=["wrong"])
     monkeypatch.setattr(Program, "expected", lambda *_: wrong)
     with pytest.raises(AssertionError, match="seed 7: "):
         chaos.one_round(7)

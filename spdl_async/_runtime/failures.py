@@ -24,8 +24,9 @@ from spdl_async._runtime.ticket import (
     OpFailure,
     describe_source,
     where_is,
+    which_are,
 )
-from spdl_async.errors import TooManyFailures
+from spdl_async.errors import CollateError, TooManyFailures
 from spdl_async.errors import note_once as note_once
 from spdl_async.spec.policy import Failure, FailurePolicy
 from spdl_async.statistics import NO_ITEMS, FailureRecord, StageStatistics, why_nothing
@@ -60,13 +61,14 @@ def caught(error: BaseException, value: Any = ..., *, brief: bool = False) -> Op
 class Budget:
     """How many failures one policy still allows; shared by the stages of a build without their own."""
 
-    __slots__ = ("calls", "failures", "limit", "records", "what")
+    __slots__ = ("calls", "failures", "limit", "made", "records", "what")
 
     def __init__(self, policy: FailurePolicy, what: str) -> None:
         self.limit = policy.max_failures
         self.what = what
         self.calls = 0
         self.failures = 0
+        self.made: TooManyFailures | None = None
         self.records: list[FailureRecord] = []
 
     def spent(self, at_end: bool = False) -> bool:
@@ -79,14 +81,21 @@ class Budget:
         return self.failures > self.limit
 
     def error(self, log: FailureLog) -> TooManyFailures:
-        """Return the exception for a spent budget, with a count of each kind of failure."""
+        """Return the exception for a spent budget, with a count of each kind of failure.
+
+        It is made once: a branch that fails later may come to the consumer earlier, since it has the
+        turn, and the run has failed at the failure that spent the budget all the same.
+        """
+        if self.made is not None:
+            return self.made
         of_calls = f" of {self.calls} calls" if isinstance(self.limit, Fraction) else ""
         last = self.records[-1]
-        return TooManyFailures(
+        self.made = TooManyFailures(
             f"{self.what}: {self.failures} failures{of_calls}, max_failures={self.limit!r} allows "
             f"fewer; the last one: {last.summary()}\n{log.kinds()}",
             self.records,
         )
+        return self.made
 
 
 class FailureLog:
@@ -322,6 +331,8 @@ def annotate(error: BaseException, stage: str, item: Item, input_was_none: bool 
     if input_was_none:
         note += "\nspdl_async: its input was None, which the stage above (or the source) returned"
     note_once(error, note)
+    if isinstance(error, CollateError) and (whose := which_are(item, error.samples)):
+        note_once(error, f"spdl_async: the batch was gathered with {whose}")
 
 
 def add_context(error: BaseException, earlier: BaseException) -> None:

@@ -138,6 +138,12 @@ class HoppingStep(SlottedStep):
         """Tell whether a call on this element of the inbox is one that is made again."""
         return any(j.retries is not None and j.retries.has_tried(what) for j in self.judges)
 
+    def to_be_repeated(self) -> int:
+        if self.backoff is None:
+            return 0
+        # Those whose wait is over are in front of the inbox, where start_due() will find them.
+        return len(self.backoff) + sum(map(self.was_tried, self.inbox))
+
     def go_on(self, hop: BaseHop, what: Any) -> None:
         """Give a slot to a call that is made again."""
         raise NotImplementedError

@@ -58,7 +58,7 @@ class Backoff:
         due: whose time has come.
     """
 
-    __slots__ = ("_loop", "_on_arm", "_on_due", "_timers", "due", "news")
+    __slots__ = ("_closed", "_loop", "_on_arm", "_on_due", "_timers", "due", "news")
 
     def __init__(
         self, loop: AbstractEventLoop, on_arm: Callable[[Any], None], on_due: Callable[[], None]
@@ -69,12 +69,17 @@ class Backoff:
         self._timers: dict[Any, TimerHandle] = {}
         self.news: deque[tuple[Any, float]] = deque()
         self.due: deque[Any] = deque()
+        self._closed = False
 
     def __len__(self) -> int:
+        if self._closed:
+            return 0
         return len(self.news) + len(self._timers) + len(self.due)
 
     def arm(self) -> None:
         """Start the timers of what has come, on the loop."""
+        if self._closed:
+            self.news.clear()
         while self.news:
             what, seconds = self.news.popleft()
             self._on_arm(what)
@@ -86,7 +91,8 @@ class Backoff:
         self._on_due()
 
     def clear(self) -> None:
-        """Let go of everything: the run stops."""
+        """Let go of everything, and of what calls that still run will add: the run stops."""
+        self._closed = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -131,7 +131,7 @@ class RouteStep(Step):
         self.input_ended = True
         for inlet, gathers in zip(self.inlets, self.gathers, strict=True):
             if inp.failure is not None or not gathers:
-                inlet.close(inp.failure)
+                inlet.close(self.mark())
         self.end_gathering()
         self.advance_soon()
 
@@ -142,7 +142,14 @@ class RouteStep(Step):
             gathers or branch in self.verdicts for branch, gathers in enumerate(self.gathers)
         ):
             for inlet in self.inlets:
-                inlet.close(self.inp.failure)
+                inlet.close(self.mark())
+
+    def mark(self) -> Halted | None:
+        """Return what the branches are closed with: of a failure above they need not know which.
+
+        Had they that object, an op of theirs that raises the same one could not be told from it.
+        """
+        return None if self.inp.failure is None else Halted()
 
     def send(self, items: list[Item]) -> None:
         """Hand items to their branches."""
@@ -359,7 +366,7 @@ class RouteStep(Step):
     def look_for_failure(self, head: Way | None) -> None:
         """Find the failure that ends the data: with input order, that of the first unfinished item."""
         for branch, failure in self.verdicts.items():
-            if failure is None or failure is self.inp.failure:
+            if failure is None:
                 continue
             if head is None or not self.ordered or branch in self.branches_of(head):
                 self.fatal = failure

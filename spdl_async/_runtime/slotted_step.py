@@ -76,6 +76,10 @@ class SlottedStep(WindowedStep):
         if self.backoff is not None:
             self.backoff.clear()
 
+    def to_be_repeated(self) -> int:
+        """Return how many calls will be made again, although no other is started any more."""
+        return 0 if self.backoff is None else len(self.backoff)
+
     @property
     def may_start(self) -> bool:
         """Whether calls may still have to be started."""
@@ -93,7 +97,7 @@ class SlottedStep(WindowedStep):
         if after is None or self.may_start:
             return
         # What waits for its next call will need a slot again.
-        taken = self.slots_taken() + (0 if self.backoff is None else len(self.backoff))
+        taken = self.slots_taken() + self.to_be_repeated()
         if not taken:
             self.successor = None
         spare = after.full - taken

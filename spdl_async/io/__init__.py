@@ -1,7 +1,8 @@
-"""Read and decode pictures, made for threads: the heavy work releases the GIL.
+"""Read and decode pictures, text and arrays, made for threads: the heavy work releases the GIL.
 
 The functions here are ordinary ones. Put them into a pipeline with ``.pipe(read_image,
-concurrency=…)``, or call them from anywhere else. They need ``pip install 'spdl-async[image]'``.
+concurrency=…)``, or call them from anywhere else. Pictures need ``pip install 'spdl-async[image]'``,
+Parquet and zstd ``'spdl-async[text]'``.
 """
 
 from __future__ import annotations

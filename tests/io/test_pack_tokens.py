@@ -136,6 +136,18 @@ def test_drop_last_drops_what_is_not_full() -> None:
     assert [s.tokens.tolist() for s in found] == [[1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize("fit", ["split", "best"])
+def test_a_flush_before_the_end_goes_on_with_the_next_document(fit: Any) -> None:
+    packer = pack_tokens(4, fit=fit)  # as aggregate(within=) does where the source pauses
+    assert packer.accumulate([1, 2]) == []
+    (first,) = packer.flush()
+    assert packer.flush() == []
+    assert packer.accumulate([3]) == []
+    (second,) = packer.flush()
+    assert unpacked([first, second]) == {0: [1, 2], 1: [3]}
+    assert packer.statistics()["padding"] == 1 - 3 / 8
+
+
 def test_passes_are_fresh_and_the_statistics_are_shown() -> None:
     pipeline = (
         PipelineBuilder().add_source([[1, 2, 3]]).aggregate(pack_tokens(2), name="pack").build()

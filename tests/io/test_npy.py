@@ -214,6 +214,13 @@ def test_a_false_length_allocates_nothing() -> None:
         tracemalloc.stop()
 
 
+def test_a_long_header_is_not_parsed() -> None:
+    text = repr(GOOD)
+    assert load_npy(with_header(text.ljust(10_000), bytes(8), version=2)).tolist() == [0, 0]
+    with pytest.raises(DecodeError, match=r"claims 10,001 bytes, at byte 8; at most 10,000"):
+        load_npy(with_header(text.ljust(10_001), bytes(8), version=2))
+
+
 def test_data_cut_anywhere_says_where() -> None:
     data = saved(np.arange(6, dtype=np.int16))
     for end in range(1, len(data)):

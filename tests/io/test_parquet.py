@@ -155,9 +155,10 @@ def test_the_file_is_closed_however_reading_ends(tmp_path: Path) -> None:
     list(read_parquet(path))
     assert not is_open()
     path.write_bytes(b"PAR1" * 10)
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError) as caught:  # whose traceback keeps the frames alive
         list(read_parquet(path))
     assert not is_open()
+    assert caught.value.path == str(path)
 
 
 def test_one_native_thread(tmp_path: Path) -> None:

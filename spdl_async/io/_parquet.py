@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from spdl_async.io._extras import need
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_PIECE = 1 << 16  # rows that are decoded at once where no batch_size was given
 
 
 def read_parquet(
@@ -27,7 +29,7 @@ def read_parquet(
 
     Made for ``.expand(read_parquet, concurrency=4)`` below a stage of paths; as a source it is
     ``add_source(partial(read_parquet, path))``. Decoding releases the GIL and uses the calling thread alone.
-    The memory in use is that of one row group's chosen columns, or of about ``batch_size`` rows.
+    The memory in use is about twice that of one row group's chosen columns, or of ``batch_size`` rows.
 
     Each array has one element, or row, for each row of the batch:
 
@@ -85,17 +87,10 @@ def read_parquet(
             stack.callback(file.close)
             chosen = _chosen(file, columns, row_groups)
             for group in chosen:
-                rows = max(1, file.metadata.row_group(group).num_rows)
-                batches = file.iter_batches(
-                    batch_size=min(batch_size or rows, rows),
-                    row_groups=[group],
-                    columns=columns,
-                    use_threads=False,
-                )
-                for batch in batches:
+                for pieces in _batches(file, group, columns, batch_size):
                     yield {
-                        name: _array(arrow, batch.column(at))
-                        for at, name in enumerate(batch.schema.names)
+                        name: _array(arrow, [piece.column(at) for piece in pieces])
+                        for at, name in enumerate(pieces[0].schema.names)
                     }
         except (arrow.ArrowException, OSError, ValueError, LookupError, MemoryError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -127,8 +122,14 @@ def _chosen(
 
     Raises:
         LookupError: the file lacks one of them, or a column.
+        ValueError: its numbers of rows do not agree.
     """
     names, groups = file.schema_arrow.names, file.num_row_groups
+    rows = sum(file.metadata.row_group(number).num_rows for number in range(groups))
+    if rows != file.metadata.num_rows:  # pyarrow would leave rows out, or make room for too many
+        raise ValueError(
+            f"its row groups have {rows:,} rows, where it claims {file.metadata.num_rows:,}"
+        )
     for name in columns or ():
         if name not in names:  # pyarrow would leave it out silently
             raise LookupError(f"it has no column {name!r}; it has {', '.join(names):.500}")
@@ -138,18 +139,44 @@ def _chosen(
     return range(groups) if row_groups is None else row_groups
 
 
+def _batches(
+    file: Any, group: int, columns: Sequence[str] | None, batch_size: int | None
+) -> Iterator[list[Any]]:
+    """Yield the batches of a row group, each in pieces.
+
+    Raises:
+        ValueError: it has fewer rows than it claims.
+    """
+    claimed = file.metadata.row_group(group).num_rows
+    # pyarrow makes room for a whole batch at once, so the size must not be what a damaged file claims.
+    most = _PIECE if batch_size is None else min(batch_size, max(1, claimed))
+    rows, held = 0, []
+    for piece in file.iter_batches(
+        batch_size=most, row_groups=[group], columns=columns, use_threads=False
+    ):
+        rows += len(piece)
+        if batch_size is not None:
+            yield [piece]
+        else:
+            held.append(piece)
+    if rows != claimed and (columns is None or columns):
+        raise ValueError(f"it has {rows:,} rows where it claims {claimed:,}")
+    if held:
+        yield held
+
+
 def _what(group: int | None) -> str:
     if group is None:
         return "no Parquet file that can be read"
     return "damaged, or of a kind that pyarrow cannot read"
 
 
-def _array(arrow: Any, column: Any) -> NDArray[Any]:
+def _array(arrow: Any, pieces: list[Any]) -> NDArray[Any]:
     """Return a column of a batch as the table in :func:`read_parquet` says."""
+    if arrow.types.is_dictionary(pieces[0].type):
+        pieces = [piece.dictionary_decode() for piece in pieces]
+    column = pieces[0] if len(pieces) == 1 else arrow.concat_arrays(pieces)
     kind = column.type
-    if arrow.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-        kind = column.type
     is_numeric = _is_numeric(arrow, kind)
     if column.null_count == 0 and arrow.types.is_fixed_size_list(kind):
         values = column.flatten()

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import io
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,7 @@ import pytest
 
 from spdl_async import PipelineBuilder
 from spdl_async.errors import DecodeError
-from spdl_async.io import read_parquet
+from spdl_async.io import _parquet, read_parquet
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -139,6 +140,57 @@ def test_damage_names_the_path_and_the_row_group(tmp_path: Path) -> None:
             next(read_parquet(bad))
 
 
+def varint(number: int) -> bytes:
+    """Encode as Thrift's compact protocol does."""
+    number, out = number << 1, b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+@pytest.mark.parametrize("claimed", [10**9, 1 << 40, 776, 0])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_false_number_of_rows_allocates_nothing(claimed: int, everywhere: bool) -> None:
+    data = written({"n": np.arange(777)}, compression="none", use_dictionary=False)
+    size = int.from_bytes(data[-8:-4], "little")
+    body, footer = data[: -8 - size], data[-8 - size : -8]
+    places = [at for at in range(size) if footer[at:].startswith(varint(777))]
+    # The first is the file's, the last the row group's; those between are the column's.
+    for at in (places[-1], places[0]) if everywhere else places[-1:]:
+        footer = footer[:at] + varint(claimed) + footer[at + 2 :]
+    bad = body + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    says = f"it has 777 rows.* claims {claimed:,}" if everywhere else f"have {claimed:,} rows"
+    for batch_size in (None, 10, 100_000):
+        if everywhere and claimed < 777:
+            # Nothing in the file says that there are more.
+            found = sum(len(batch["n"]) for batch in read_parquet(bad, batch_size=batch_size))
+            assert found == claimed
+            continue
+        with pytest.raises(DecodeError, match=says):
+            list(read_parquet(bad, batch_size=batch_size))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_a_row_group_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = written(
+        {
+            "n": [*range(5), None, 6],
+            "text": pa.array([f"t{n}" for n in range(7)]).dictionary_encode(),
+            "v": pa.array([[n, n] for n in range(7)], pa.list_(pa.int32(), 2)),
+        }
+    )
+    (whole,) = read_parquet(data)
+    monkeypatch.setattr(_parquet, "_PIECE", 3)
+    (pieced,) = read_parquet(data)
+    assert {name: array.tolist() for name, array in pieced.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
+    assert whole["n"].tolist()[4:] == [4, None, 6]
+    assert pieced["v"].shape == (7, 2)
+
+
 def test_the_file_is_closed_however_reading_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(written(TEN, rows=4))
@@ -167,7 +219,7 @@ def test_one_native_thread(tmp_path: Path) -> None:
     code = """
         import os, sys
         import pyarrow.parquet
-        from spdl_async.io import read_parquet
+        from spdl_async.io import _parquet, read_parquet
         before = len(os.listdir("/proc/self/task"))
         assert sum(len(b["3"]) for b in read_parquet(sys.argv[1], batch_size=30)) == 2000
         print(len(os.listdir("/proc/self/task")) - before)

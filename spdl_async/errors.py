@@ -91,7 +91,27 @@ class CollateError(SpdlAsyncError, ValueError):
 
 
 class DecodeError(SpdlAsyncError, ValueError):
-    """Data that cannot be decoded; the message says what is wrong with it."""
+    """Data that cannot be decoded; the message says what is wrong with it.
+
+    Attributes:
+        path: the file, or None where only its bytes were given.
+        line: the line of a text, from 1; None where there are no lines.
+        offset: the byte where the damage was seen, from 0 (of a compressed text: in what it
+            decompresses to); None where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+        self.offset = offset
 
 
 class UnusedBuilderWarning(UserWarning):

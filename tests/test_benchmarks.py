@@ -92,6 +92,21 @@ def test_images_takes_a_folder_and_leaves_out_what_is_damaged(tmp_path: Path) ->
     assert "[small]" not in output
 
 
+def test_arrays_prints_every_row() -> None:
+    output = _quick("benchmarks.arrays")
+    for text in (
+        "[npy] ",
+        "[npy-shapes] ",
+        "[npz] ",
+        "[npz-deflated] ",
+        "load_npy, memoryview",
+        "load_npz",
+        "np.load(io.BytesIO(data)), every member",
+        "missed: ",
+    ):
+        assert text in output
+
+
 def _alternating(log: list[str], name: str, values: list[float]) -> Contestant:
     rest = iter(values)
 

@@ -54,9 +54,13 @@ class Client:
         self._session: Any = None
         self._surroundings: Surroundings | None = None
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         """Open the session, at the first URL that needs it: object stores do not."""
-        aiohttp = self._aiohttp = need("aiohttp", "storage")
+        # Its import takes longer than the loop may be held up, and may be under way in another thread.
+        aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
+        if self._session is not None:
+            return
+        self._aiohttp = aiohttp
         options = self._options
         self._surroundings = Surroundings()
         self._session = aiohttp.ClientSession(
@@ -164,7 +168,7 @@ class Client:
     async def _attempt(self, body: Body) -> Problem | None:
         """Make one request; return None where the body is complete now."""
         if self._session is None:
-            self._open()
+            await self._open()
         try:
             throttle, options = self._host(body.url)
         except ValueError:  # an address in brackets that is none

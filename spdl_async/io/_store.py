@@ -257,6 +257,8 @@ class Store:
         """Make obstore's client, which asks nobody for anything yet."""
         stores = need("obstore.store", "storage")
         if self._is_local:
+            if config or client:
+                raise ValueError("Store: config= and client= are not for file: URLs")
             return stores.LocalStore("/")
         times = {
             name: timedelta(seconds=seconds)

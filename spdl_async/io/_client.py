@@ -86,6 +86,10 @@ class Client:
 
     async def get_range(self, url: str, start: int, length: int | None) -> bytes:
         """Fetch ``length`` bytes from byte ``start`` on, all of them for None."""
+        if not isinstance(url, str):
+            raise TypeError(
+                f"a URL is fetched as str, not {type(url).__name__}; paths are read with read_file"
+            )
         scheme = url.partition("://")[0].lower()
         if scheme not in ("http", "https"):
             data = await self._get_stored(url, start, length)

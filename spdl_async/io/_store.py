@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import stat
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,6 +102,11 @@ class Store:
         max_bytes: int | None = None,
         client: Mapping[str, Any] | None = None,
     ) -> None:
+        if root.startswith(("http://", "https://")):
+            raise ValueError(
+                f"{redacted(root)!r} should begin with s3://, gs://, az:// or file://: an http server "
+                f"is no store; fetch(url) reads its objects, and lists of them are yours"
+            )
         bucket, prefix = split_url(root)
         self._is_local = bucket == "file:///"
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
@@ -137,7 +145,7 @@ class Store:
                 not answer as it should, after all tries; or it is larger than ``max_bytes``.
             ValueError: a URL that is not below the root.
         """
-        path = self._path(key)
+        path = await self._readable(key)
         client = self._store
         answer = await self._asked(path, client.get_async(path))
         limit, size = self._max_bytes, answer.meta["size"]
@@ -162,7 +170,7 @@ class Store:
             ValueError: ``length`` is below 1, or given with a negative ``start``.
         """
         check_range(start, length, from_end=True)
-        path = self._path(key)
+        path = await self._readable(key)
         client = self._store
         limit = self._max_bytes
         if limit is not None and (length or -min(start, 0)) > limit:
@@ -196,7 +204,7 @@ class Store:
             check_range(start, length)
         if not ranges:
             return []
-        path = self._path(key)
+        path = await self._readable(key)
         parts = await self._asked(
             path,
             self._store.get_ranges_async(
@@ -281,11 +289,21 @@ class Store:
 
     def _path(self, key: str) -> str:
         """Return a key as the bucket has it."""
+        if not isinstance(key, str):
+            raise TypeError(f"a Store's keys are str, not {type(key).__name__}")
         if "://" not in key:
             return self._prefix + key
         bucket, path = split_url(key)
         if bucket != self._bucket or not path.startswith(self._prefix):
             raise ValueError(f"{redacted(key)} is not below the root of this store, {self.root}")
+        return path
+
+    async def _readable(self, key: str) -> str:
+        """Return a key as the bucket has it; of local files, only what is one."""
+        path = self._path(key)
+        if self._is_local and not await asyncio.to_thread(_may_be_read, "/" + path):
+            shown = self._shown(path)
+            raise FetchError(f"{shown}: not a regular file (a pipe or a device)", url=shown)
         return path
 
     def _url(self, path: str) -> str:
@@ -310,6 +328,15 @@ class Store:
                 url=shown,
                 status=status,
             ) from error
+
+
+def _may_be_read(path: str) -> bool:
+    """Tell whether opening a path would not wait for ever, as it does for a pipe."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # which the store says in its own words
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def check_count(name: str, value: object, *, at_least: int = 1) -> int:

@@ -507,6 +507,11 @@ async def test_what_is_no_url_is_refused(url: str) -> None:
         await fetch(url)
 
 
+async def test_a_path_is_no_url(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="read_file"):
+        await fetch(tmp_path)  # type: ignore[arg-type]  # the mistake
+
+
 async def test_a_url_that_cannot_be_is_an_item_error() -> None:
     for url in ("http://", "http://[::bad/x", "http://host:99999/x"):
         with pytest.raises(FetchError, match="not a valid URL"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,23 @@ async def test_the_stores_own_tries_and_times() -> None:
         with pytest.raises(FetchError, match="store client's own tries"):
             await hasty.get("c")
         assert len(server.asked("/bucket/c")) == 1
+
+
+async def test_local_stores_wait_for_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    store = Store(tmp_path.as_uri())
+    for asking in (
+        store.get("pipe"),
+        store.get_range("pipe", 0, 1),
+        store.get_ranges("pipe", [(0, 1)]),
+    ):
+        with pytest.raises(FetchError, match="not a regular file"):
+            await asking
+    with pytest.raises(FetchError, match="folder"):
+        await store.get("folder")
+    with pytest.raises(TypeError, match="keys are str, not PosixPath"):
+        await store.get(tmp_path)  # type: ignore[arg-type]  # the mistake
 
 
 @pytest.mark.parametrize("url", ["https://host/x", "/data", "bucket", "", "memory:///"])

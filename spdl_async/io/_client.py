@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from spdl_async import Retry
@@ -16,8 +16,10 @@ from spdl_async.io._body import Body, Problem
 from spdl_async.io._counters import Counters
 from spdl_async.io._extras import need
 from spdl_async.io._store import Store, split_url
-from spdl_async.io._surroundings import Surroundings
 from spdl_async.io._throttle import Throttle
+
+if TYPE_CHECKING:
+    from spdl_async.io._surroundings import Surroundings
 
 Verify = Callable[[str, bytes], Awaitable[bool | None] | bool | None]
 
@@ -60,6 +62,8 @@ class Client:
         aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
         if self._session is not None:
             return
+        from spdl_async.io._surroundings import Surroundings
+
         self._aiohttp = aiohttp
         options = self._options
         self._surroundings = Surroundings()

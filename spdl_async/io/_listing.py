@@ -78,7 +78,7 @@ def list_files(root: os.PathLike[str], pattern: str = "**/*") -> LocalFiles: ...
 @overload
 def list_files(root: Store, pattern: str = "**/*") -> StoredFiles: ...
 @overload
-def list_files(root: str, pattern: str = "**/*") -> Any: ...
+def list_files(root: str, pattern: str = "**/*") -> LocalFiles | StoredFiles: ...
 def list_files(root: str | os.PathLike[str] | Store, pattern: str = "**/*") -> Any:
     """List the files below a folder, or the objects below a URL, that match a pattern; a source.
 
@@ -98,7 +98,8 @@ def list_files(root: str | os.PathLike[str] | Store, pattern: str = "**/*") -> A
             where the pattern writes the dot. Capital letters matter.
 
     Returns:
-        An iterable of paths, or an async iterable of URLs, for ``add_source``.
+        An iterable of paths, or an async iterable of URLs, for ``add_source``. Type checkers know which
+        one it is where the root is a ``Path`` or a `Store`.
 
     Raises:
         ValueError: a pattern that is no relative path, or a URL of another kind.

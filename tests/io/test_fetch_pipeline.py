@@ -252,9 +252,13 @@ async def test_the_type_of_a_stage() -> None:
     builder = PipelineBuilder().add_source(["https://host/a"]).pipe(fetch, concurrency=2)
     assert_type(builder, PipelineBuilder[bytes])
     builder.build()
-    files = PipelineBuilder().add_source(list_files(Path("."), "*.py")).pipe(read_file)
-    assert_type(files, PipelineBuilder[bytes])
-    files.build()
+    for root in (Path("."), Path("..")):
+        files = PipelineBuilder().add_source(list_files(root, "*.py")).pipe(read_file)
+        assert_type(files, PipelineBuilder[bytes])
+        files.build()
+    either = PipelineBuilder().add_source(list_files(".", "*.py"))
+    assert_type(either, PipelineBuilder[str])
+    either.build()
 
 
 def test_without_the_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ async def test_patterns_of_stores(pattern: str, expected: list[str] | None, tree
     """The same names; a store has no folders, so there is none that is missing."""
     (tree / "new\nline.jpg").unlink()  # object_store takes no control characters
     expected = [name for name in expected or [] if "\n" not in name]
-    found = [url async for url in list_files(tree.as_uri(), pattern)]
+    found = [url async for url in list_files(Store(tree.as_uri()), pattern)]
     assert sorted(found) == sorted((tree / name).as_uri() for name in expected)
     store = Store(tree.as_uri())
     for url in found:

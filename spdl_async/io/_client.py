@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ class FetchOptions:
     max_bytes: int | None
     per_host: int
     max_redirects: int
+    ssl_context: SSLContext | None
     store: Mapping[str, Any]
 
 
@@ -69,7 +71,9 @@ class Client:
         self._surroundings = Surroundings()
         self._session = aiohttp.ClientSession(
             # The throttle of each host bounds the connections.
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+            connector=aiohttp.TCPConnector(
+                limit=0, ttl_dns_cache=60, ssl=options.ssl_context or True
+            ),
             timeout=aiohttp.ClientTimeout(
                 total=None, connect=options.connect_timeout, sock_read=options.idle_timeout
             ),

@@ -7,6 +7,7 @@ import contextlib
 import math
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from ssl import SSLContext
 from typing import Any, Final
 
 from spdl_async import Retry
@@ -56,6 +57,8 @@ class Fetch:
         max_bytes: larger objects are refused, at the latest when so much has arrived.
         per_host: requests at the same time to one server, at most.
         max_redirects: how many redirects are followed for one object.
+        ssl_context: which certificates are trusted, as from ``ssl.create_default_context(cafile=…)``;
+            None for those of the system.
         store: options of the `Store` for other URLs.
 
     Raises:
@@ -81,6 +84,7 @@ class Fetch:
         max_bytes: int | None = None,
         per_host: int = 100,
         max_redirects: int = 10,
+        ssl_context: SSLContext | None = None,
         store: Mapping[str, Any] | None = None,
     ) -> None:
         if retry is not None and not isinstance(retry, Retry):
@@ -91,6 +95,8 @@ class Fetch:
             )
         if verify is not None and not callable(verify):
             raise ValueError(f"verify must be a function of (url, data), not {verify!r}")
+        if ssl_context is not None and not isinstance(ssl_context, SSLContext):
+            raise ValueError(f"ssl_context must be an ssl.SSLContext, not {ssl_context!r}")
         number = isinstance(max_retry_after, (int, float)) and math.isfinite(max_retry_after)
         if not number or max_retry_after < 0:
             raise ValueError(f"max_retry_after must be seconds, from 0, not {max_retry_after!r}")
@@ -105,6 +111,7 @@ class Fetch:
             max_bytes=max_bytes if max_bytes is None else check_count("max_bytes", max_bytes),
             per_host=check_count("per_host", per_host),
             max_redirects=check_count("max_redirects", max_redirects, at_least=0),
+            ssl_context=ssl_context,
             store=dict(store or {}),
         )
         self._counters = Counters()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from asyncio import StreamReader, StreamWriter, Task
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,7 +31,13 @@ Step = Callable[[Request, StreamWriter], Awaitable[None]]
 class ScriptedServer:
     """Serves paths by their scripts; of each, the last step is repeated for ever."""
 
-    def __init__(self, scripts: Mapping[str, Iterable[Step]] | None = None) -> None:
+    def __init__(
+        self,
+        scripts: Mapping[str, Iterable[Step]] | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self.scripts = {path: list(steps) for path, steps in (scripts or {}).items()}
         self.requests: list[Request] = []
         self.first = asyncio.Event()  # somebody has asked for something
@@ -41,7 +48,7 @@ class ScriptedServer:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -60,7 +67,7 @@ class ScriptedServer:
         await self._server.wait_closed()
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}{path}"
 
     def asked(self, path: str) -> list[Request]:
         return [request for request in self.requests if request.target == path]

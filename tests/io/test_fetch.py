@@ -536,6 +536,7 @@ async def test_a_url_that_cannot_be_is_an_item_error() -> None:
         {"per_host": 0},
         {"per_host": True},
         {"max_redirects": -1},
+        {"ssl_context": False},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:

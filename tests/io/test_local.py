@@ -69,14 +69,14 @@ async def test_what_is_no_file_is_refused_with_its_path(
     assert (caught.value.errno, caught.value.filename) == (number, str(path))
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 1_000_000])
-async def test_sizes(size: int, tmp_path: Path) -> None:
-    data = os.urandom(size)
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    assert read_file(path) == data
-    assert await stream(path) == data
-    assert await stream(str(path), chunk_size=1000) == data
+async def test_sizes(tmp_path: Path) -> None:
+    for size in (0, 1, 4095, 4096, 1_000_000):
+        data = os.urandom(size)
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        assert read_file(path) == data
+        assert await stream(path) == data
+        assert await stream(str(path), chunk_size=10_000) == data
 
 
 NAMES = [
@@ -93,15 +93,14 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_names(name: str, tmp_path: Path) -> None:
-    for other in ("e\u0301", "\u00e9"):
-        (tmp_path / other).write_bytes(b"not this one")
-    path = tmp_path / name
-    path.write_bytes(name.encode())
-    for form in (path, str(path), os.fsencode(path)):
-        assert read_file(form) == name.encode()
-        assert await stream(form) == name.encode()
+async def test_names(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / name).write_bytes(name.encode())
+    for name in NAMES:
+        path = tmp_path / name
+        for form in (path, str(path), os.fsencode(path)):
+            assert read_file(form) == name.encode()
+            assert await stream(form) == name.encode()
 
 
 async def test_names_that_are_no_unicode_and_long_paths(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
+    ├── FetchError (OSError)             an object that a server or a store did not give
     └── DecodeError (ValueError)         data that is not a readable picture
 
     UnusedBuilderWarning (UserWarning)   the result of a builder verb was thrown away
@@ -112,6 +113,24 @@ class DecodeError(SpdlAsyncError, ValueError):
         self.path = path
         self.line = line
         self.offset = offset
+
+
+class FetchError(SpdlAsyncError, OSError):
+    """An object that could not be fetched; the message says why, and after how many attempts.
+
+    Attributes:
+        url: the object, without passwords, signatures and tokens.
+        status: the HTTP status of the last answer; None where there was none that decided it.
+        attempts: how many requests were made; 1 for object stores, whose client does not tell.
+    """
+
+    def __init__(
+        self, message: str, *, url: str = "", status: int | None = None, attempts: int = 1
+    ) -> None:
+        super().__init__(message)
+        self.url = url
+        self.status = status
+        self.attempts = attempts
 
 
 class UnusedBuilderWarning(UserWarning):

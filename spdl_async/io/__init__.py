@@ -1,32 +1,54 @@
-"""Read and decode pictures, text and arrays, made for threads: the heavy work releases the GIL.
+"""Read and decode data, made for pipelines: plain functions for threads, coroutines for the loop.
 
-The functions here are ordinary ones. Put them into a pipeline with ``.pipe(read_image,
-concurrency=…)``, or call them from anywhere else. Pictures need ``pip install 'spdl-async[image]'``,
-Parquet and zstd ``'spdl-async[text]'``.
+Put them into a pipeline with ``.pipe(read_image, concurrency=…)``, or call them from anywhere else. What a
+function needs besides NumPy is installed with an extra: pictures ``pip install "spdl-async[image]"``,
+URLs ``[storage]``, Parquet and zstd ``[text]``.
 """
 
 from __future__ import annotations
 
+from spdl_async.io._checksums import Checksums as Checksums
+from spdl_async.io._counters import FetchStatistics as FetchStatistics
+from spdl_async.io._fetch import Fetch as Fetch
+from spdl_async.io._fetch import fetch as fetch
+from spdl_async.io._fetch import fetch_range as fetch_range
 from spdl_async.io._image import decode_image as decode_image
 from spdl_async.io._image import read_image as read_image
 from spdl_async.io._jsonl import read_jsonl as read_jsonl
+from spdl_async.io._listing import LocalFiles as LocalFiles
+from spdl_async.io._listing import StoredFiles as StoredFiles
+from spdl_async.io._listing import list_files as list_files
+from spdl_async.io._local import read_file as read_file
+from spdl_async.io._local import stream_file as stream_file
 from spdl_async.io._npy import load_npy as load_npy
 from spdl_async.io._npz import load_npz as load_npz
 from spdl_async.io._pack import PackedTokens as PackedTokens
 from spdl_async.io._pack import pack_tokens as pack_tokens
 from spdl_async.io._parquet import read_parquet as read_parquet
+from spdl_async.io._store import Store as Store
 from spdl_async.io._tokens import TokenFile as TokenFile
 from spdl_async.io._tokens import write_tokens as write_tokens
 
 __all__ = [
+    "Checksums",
+    "Fetch",
+    "FetchStatistics",
+    "LocalFiles",
     "PackedTokens",
+    "Store",
+    "StoredFiles",
     "TokenFile",
     "decode_image",
+    "fetch",
+    "fetch_range",
+    "list_files",
     "load_npy",
     "load_npz",
     "pack_tokens",
+    "read_file",
     "read_image",
     "read_jsonl",
     "read_parquet",
+    "stream_file",
     "write_tokens",
 ]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
 from spdl_async.io._media import Media, media_of_bytes, media_of_file
+from spdl_async.io._mp3 import frames_of_mp3
 from spdl_async.io._soundfile import open_sound, read_sound
 from spdl_async.io._wav import WavLayout, parse_wav, read_wav
 
@@ -195,7 +196,7 @@ def audio_info(data: Buffer) -> AudioInfo:
     layout = parse_wav(media)
     if layout is not None:
         return _info_of_wav(layout)
-    with open_sound(media) as sound:
+    with open_sound(frames_of_mp3(media)[0]) as sound:
         return _info_of_sound(sound)
 
 
@@ -205,9 +206,13 @@ def _decode(media: Media, wanted: _Wanted) -> tuple[Samples, int]:
         info = _info_of_wav(layout)
         samples = read_wav(media, layout, *wanted.range_in(info))
     else:
+        media, cut = frames_of_mp3(media)
         with open_sound(media) as sound:
             info = _info_of_sound(sound)
-            samples = read_sound(sound, media, *wanted.range_in(info))
+            first, count = wanted.range_in(info)
+            if cut is not None and first + count >= info.frames:
+                raise DecodeError(f"truncated or damaged MP3: {cut}")
+            samples = read_sound(sound, media, first, count)
     samples = _with_channels(samples, wanted.channels)
     rate = wanted.sample_rate
     if rate is not None and rate != info.sample_rate:

@@ -45,7 +45,6 @@ class VideoReader:
         self.decoded = 0
         self.missing = missing_end(media)
         try:
-            self._open()
             container = self._open()
             packets = container.demux(self.stream)
             self.table: FrameTable = scan(packets, self.stream, self._av.error.FFmpegError)
@@ -89,6 +88,7 @@ class VideoReader:
             "r",
             metadata_errors="replace",
             io_open=_open_nothing_else,
+            options={"protocol_whitelist": "none"},  # for demuxers that do not ask io_open
             buffer_size=1 << 16,
         )
         self.stream: Any = next(
@@ -113,35 +113,22 @@ class VideoReader:
         Raises:
             DecodeError: a frame on the way to a wanted one is damaged.
         """
-        try:
-            if self.table.by_pts is None:
-                yield from self._frames_by_counting(wanted)
-            else:
-                yield from self._frames_by_stamp(wanted, self.table.by_pts)
-        except self._av.error.FFmpegError as error:
-            self._media.check()
-            at = self._position_of_last_packet()
-            where = "" if at is None else f" at frame {at} ({self.table.times[at]:.3f} s)"
-            raise DecodeError(
-                f"damaged video: {error.strerror}{where}, after {self.decoded:,} frames were "
-                f"decoded of {len(self.table):,}"
-            ) from error
-
-    def _position_of_last_packet(self) -> int | None:
-        for position, packet in enumerate(self.table.packets):
-            if packet == self._fed:
-                return position
-        return None
+        if self.table.by_pts is None:
+            return self._frames_by_counting(wanted)
+        return self._frames_by_stamp(wanted, self.table.by_pts)
 
     def _frames_by_counting(self, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
         rest = list(reversed(wanted))
-        for number, frame in enumerate(self._decode()):
-            if rest and number == rest[-1]:
-                if frame.is_corrupt:
-                    self._lost(number)
-                yield rest.pop(), frame
-            if not rest:
-                return
+        try:
+            for number, frame in enumerate(self._decode()):
+                if rest and number == rest[-1]:
+                    if frame.is_corrupt:
+                        break
+                    yield rest.pop(), frame
+                if not rest:
+                    return
+        except self._av.error.FFmpegError as error:
+            self._lost(rest[-1], error)
         self._lost(rest[-1])
 
     def _frames_by_stamp(
@@ -157,9 +144,10 @@ class VideoReader:
                 self._linear = True
                 frame, failure = self._find(target, by_pts)
             if frame is None:
-                if failure is not None:
-                    raise failure
-                self._lost(target)
+                try:
+                    self._lost(target, failure)
+                finally:
+                    del failure  # its traceback leads here: nothing may wait for a collection
             yield target, frame
 
     def _find(self, target: int, by_pts: dict[int, int]) -> tuple[Any, Exception | None]:
@@ -198,11 +186,24 @@ class VideoReader:
             frames = packet.decode()
         except self._av.error.FFmpegError:
             # Frames that are shown before the key frame refer to what was not decoded.
-            if self._key_pts is None or packet.pts is None or packet.pts >= self._key_pts:
-                raise
-            return
+            if self._key_pts is not None and packet.pts is not None:
+                if packet.pts < self._key_pts:
+                    return
+            yield from self._delayed(packet.pts)
+            raise
         self.decoded += len(frames)
         yield from frames
+
+    def _delayed(self, damaged: int | None) -> Iterator[Any]:
+        """Yield what the decoder still holds and is shown before a damaged packet."""
+        try:
+            frames = self.stream.codec_context.decode(None)
+        except self._av.error.FFmpegError:
+            return
+        for frame in frames:
+            if damaged is not None and frame.pts is not None and frame.pts < damaged:
+                self.decoded += 1
+                yield frame
 
     def _go_to(self, entry: int) -> None:
         """Stand so that the packet ``entry`` is fed next, unless it was, or is about to be."""
@@ -239,12 +240,13 @@ class VideoReader:
                 return False
         return False
 
-    def _lost(self, position: int) -> NoReturn:
+    def _lost(self, position: int, cause: Any = None) -> NoReturn:
+        reason = "" if cause is None else f": {cause.strerror}"
         raise DecodeError(
             f"damaged video: frame {position} of {len(self.table):,} "
-            f"({self.table.times[position]:.3f} s) cannot be decoded; "
+            f"(shown at {self.table.times[position]:.3f} s) cannot be decoded{reason}; "
             f"{self.decoded:,} frames were"
-        )
+        ) from cause
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _by_stamps(found: list[_Packet], unit: float, cut: str | None) -> FrameTable
     order = sorted(entry_of, key=lambda number: stamps[number])
     pts_in_order = np.array([stamps[number] for number in order], np.int64)
     times = (pts_in_order - pts_in_order[0]) * unit
-    last = found[order[-1]].duration * unit or _typical_gap(times)
+    last = max(found[order[-1]].duration, 0) * unit or _typical_gap(times)
     return FrameTable(
         times=times,
         duration=float(times[-1]) + last,
@@ -125,4 +125,5 @@ def _by_counting(found: list[_Packet], stream: Any, cut: str | None) -> FrameTab
 
 
 def _typical_gap(times: NDArray[np.float64]) -> float:
-    return float(np.median(np.diff(times))) if len(times) > 1 else 1.0 / _FALLBACK_RATE
+    gap = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+    return gap or 1.0 / _FALLBACK_RATE

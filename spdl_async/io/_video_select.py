@@ -13,6 +13,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_MOST_TICKS = 1 << 24
+"""Frames to draw from one video: a damaged time stamp makes a video of centuries."""
+
 _SLACK = 1e-6
 """Seconds by which a time may miss a frame's: 0.1 as a float is no exact tenth."""
 
@@ -72,7 +75,7 @@ class Selection:
             return list(self.indices)
         start = self.start or 0.0
         end = duration if self.end is None else min(self.end, duration)
-        if start >= duration - _SLACK:
+        if start > 0 and start >= duration - _SLACK:
             raise ValueError(
                 f"start={start} s lies behind the end: the video is {duration:.3f} s long"
             )
@@ -94,6 +97,8 @@ class Selection:
 def _at_rate(times: NDArray[np.float64], start: float, end: float, fps: float) -> list[int]:
     """Return, for each tick of ``fps`` from ``start`` on, the frame that is on the screen."""
     ticks = max(1, math.ceil((end - start) * fps - _SLACK))
+    if ticks > _MOST_TICKS:
+        raise ValueError(f"fps={fps} gives {ticks:,} frames from {start:.3f} s to {end:.3f} s")
     moments = start + np.arange(ticks) / fps
     shown = np.searchsorted(times, moments + _SLACK, side="right") - 1
     return [int(index) for index in np.maximum(shown, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,7 +138,7 @@ def stream_video(
     start: float | None = None,
     end: float | None = None,
     size: int | tuple[int, int] | None = None,
-) -> Iterator[NDArray[np.uint8]]:
+) -> Generator[NDArray[np.uint8], None, None]:
     """Decode a video in pieces: a generator of arrays of up to ``chunk`` frames each.
 
     For ``.pipe(stream_video)``, one video to many chunks, with no more than one chunk in memory for

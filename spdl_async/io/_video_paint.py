@@ -63,7 +63,10 @@ def _upright(frame: Any) -> tuple[int, bool]:
     downwards, to (a x + c y, b x + d y). Frames with another matrix than the eight of quarter
     turns and mirrors are left as they are stored.
     """
-    data = frame.side_data.get("DISPLAYMATRIX")
+    # PyAV's side data and its frame refer to each other, so they stay until the next collection:
+    # a small copy, not the frame.
+    small = frame.reformat(width=16, height=16, format="rgb24", threads=1)
+    data = small.side_data.get("DISPLAYMATRIX")
     if data is None or data.buffer_size < 36:
         return 0, False
     matrix = np.frombuffer(bytes(data)[:36], np.int32)

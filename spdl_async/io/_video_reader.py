@@ -41,6 +41,7 @@ class VideoReader:
         self._numbered = 0
         self._key_pts: int | None = None
         self._began = 0
+        self._limit: int | None = None
         self._linear = False
         self.decoded = 0
         self.missing = missing_end(media)
@@ -143,6 +144,12 @@ class VideoReader:
                 self._open()
                 self._linear = True
                 frame, failure = self._find(target, by_pts)
+            if failure is not None and self._fed is not None:
+                # The decoder was fed beyond the frame, and lost it to damage further on: feed it
+                # all that lies before the damage, and no more.
+                self._limit = self._fed
+                self._stand_at(0 if self._linear else self.table.entries[target])
+                frame, _ = self._find(target, by_pts)
             if frame is None:
                 try:
                     self._lost(target, failure)
@@ -174,6 +181,9 @@ class VideoReader:
         if first is not None:
             yield from self._frames_of(first)
         for packet in packets:
+            if self._limit is not None and self._fed == self._limit - 1:
+                yield from self.stream.codec_context.decode(None)
+                return
             yield from self._frames_of(packet)
 
     def _frames_of(self, packet: Any) -> Iterator[Any]:
@@ -186,29 +196,19 @@ class VideoReader:
             frames = packet.decode()
         except self._av.error.FFmpegError:
             # Frames that are shown before the key frame refer to what was not decoded.
-            if self._key_pts is not None and packet.pts is not None:
-                if packet.pts < self._key_pts:
-                    return
-            yield from self._delayed(packet.pts)
-            raise
+            if None in (self._key_pts, packet.pts) or packet.pts >= self._key_pts:
+                raise
+            return
         self.decoded += len(frames)
         yield from frames
 
-    def _delayed(self, damaged: int | None) -> Iterator[Any]:
-        """Yield what the decoder still holds and is shown before a damaged packet."""
-        try:
-            frames = self.stream.codec_context.decode(None)
-        except self._av.error.FFmpegError:
-            return
-        for frame in frames:
-            if damaged is not None and frame.pts is not None and frame.pts < damaged:
-                self.decoded += 1
-                yield frame
-
     def _go_to(self, entry: int) -> None:
         """Stand so that the packet ``entry`` is fed next, unless it was, or is about to be."""
-        if self._fed is not None and (self._linear or entry <= self._fed + 1):
-            return
+        if self._fed is None or (entry > self._fed + 1 and not self._linear):
+            self._limit = None
+            self._stand_at(entry)
+
+    def _stand_at(self, entry: int) -> None:
         pts, dts = self.table.stamps[entry]
         assert pts is not None
         second = round(1 / self.stream.time_base)

@@ -81,7 +81,8 @@ class Selection:
             )
         if self.fps is not None:
             return _at_rate(times, start, end, self.fps)
-        first, stop = np.searchsorted(times, [start - _SLACK, end - _SLACK])
+        first = int(np.searchsorted(times, start - _SLACK))
+        stop = count if self.end is None else int(np.searchsorted(times, end - _SLACK))
         if first == stop:
             raise ValueError(
                 f"no frame is shown first between start={start} s and end={self.end} s: frames "

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
 
+import soundfile
 from sample_media import sound, threads_beside, tone
 
 from spdl_async.errors import DecodeError
@@ -144,7 +145,7 @@ def test_what_is_no_data() -> None:
     with pytest.raises(TypeError, match="not NoneType"):
         decode_audio(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="decoded already"):
-        decode_audio(np.zeros((2, 100), np.float32))
+        decode_audio(np.zeros((2, 100), np.float32))  # type: ignore[arg-type]
     with pytest.raises(DecodeError, match="0 bytes"):
         decode_audio(b"")
 
@@ -190,12 +191,12 @@ def test_eight_threads_get_what_one_gets() -> None:
         for kind in FORMATS
         for options in ({}, {"sample_rate": 16_000, "channels": 1}, {"offset": 0.02})
     ]
-    expected = [decode_audio(FORMATS[kind], **options)[0] for kind, options in jobs]  # type: ignore[arg-type]
+    expected = [decode_audio(FORMATS[kind], **options)[0] for kind, options in jobs]
     together = threading.Barrier(8)
 
     def work(_: int) -> bool:
         together.wait()
-        found = [decode_audio(FORMATS[kind], **options)[0] for kind, options in jobs]  # type: ignore[arg-type]
+        found = [decode_audio(FORMATS[kind], **options)[0] for kind, options in jobs]
         return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
     with ThreadPoolExecutor(8) as pool:

@@ -22,7 +22,7 @@ from sample_media import numbers, picture, sound, threads_beside
 
 from spdl_async import PipelineBuilder
 from spdl_async.errors import DecodeError
-from spdl_async.io import _video_reader, decode_video, stream_video, video_info
+from spdl_async.io import decode_video, stream_video, video_info
 from spdl_async.io._media import media_of_bytes
 from spdl_async.io._video_reader import VideoReader
 
@@ -265,7 +265,7 @@ def test_a_stream_that_is_closed_early_closes_the_video(
     assert isinstance(chunks, Iterator)
     next(chunks)
     assert not containers.all_closed()
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
     assert containers.all_closed()
 
 
@@ -295,7 +295,7 @@ def test_in_a_pipeline_one_video_gives_many_chunks(tmp_path: Path) -> None:
     builder = PipelineBuilder().add_source(paths)
     pipeline = builder.pipe(partial(stream_video, chunk=4, size=16), concurrency=2).build()
     with pipeline.run_sync() as run:
-        assert [len(chunk) for chunk in run] == [4, 4, 2, 4, 4, 3, 4, 4, 4]
+        assert [len(frames) for frames in run] == [4, 4, 2, 4, 4, 3, 4, 4, 4]
     with pipeline.run_sync() as run:
         next(iter(run))  # left in the middle: the leak checks of every test see open files
 
@@ -335,8 +335,7 @@ def test_one_native_thread_for_each_caller(monkeypatch: pytest.MonkeyPatch) -> N
 def test_more_than_one_native_thread_would_be_seen() -> None:
     import io
 
-    import av
-
+    av: Any = pytest.importorskip("av")
     clip = video(24, height=240, width=320)
 
     def work() -> None:
@@ -424,4 +423,3 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("spdl_async.io._extras.importlib.import_module", missing)
     with pytest.raises(ImportError, match=r'pip install "spdl-async\[video\]"'):
         decode_video(video())
-    assert _video_reader.need is not None

@@ -38,7 +38,7 @@ def test_floats_are_taken_as_they_are_also_beyond_one() -> None:
     values = [-3.0, 0.25, 1e30]
     for bits, code in ((32, "<3f"), (64, "<3d")):
         data = wav(format_chunk(3, bits=bits), chunk(b"data", struct.pack(code, *values)))
-        assert decode_audio(data)[0].tolist() == [np.float32(values).tolist()]
+        assert decode_audio(data)[0].tolist() == [np.array(values, np.float32).tolist()]
 
 
 KINDS = [

@@ -67,20 +67,20 @@ class _Wanted:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number of seconds >= 0, not {value}")
 
-    def range_in(self, info: AudioInfo) -> tuple[int, int]:
+    def range_in(self, frames: int, rate: int) -> tuple[int, int]:
         """Return the first frame and how many frames to read."""
-        first = round(self.offset * info.sample_rate)
-        if first > info.frames:
+        first = round(self.offset * rate)
+        if first > frames:
             raise ValueError(
                 f"offset={self.offset} s lies behind the end: the sound is "
-                f"{info.duration:.3f} s long ({info.frames:,} frames)"
+                f"{frames / rate:.3f} s long ({frames:,} frames)"
             )
-        rest = info.frames - first
+        rest = frames - first
         if self.duration is None:
             return first, rest
         # One more where it is resampled, so that no rounding leaves the result a frame short.
-        exact = self.duration * info.sample_rate
-        resampled = self.sample_rate not in (None, info.sample_rate)
+        exact = self.duration * rate
+        resampled = self.sample_rate not in (None, rate)
         return first, min(math.ceil(exact) if resampled else round(exact), rest)
 
 
@@ -203,23 +203,23 @@ def audio_info(data: Buffer) -> AudioInfo:
 def _decode(media: Media, wanted: _Wanted) -> tuple[Samples, int]:
     layout = parse_wav(media)
     if layout is not None:
-        info = _info_of_wav(layout)
-        samples = read_wav(media, layout, *wanted.range_in(info))
+        own = layout.rate
+        samples = read_wav(media, layout, *wanted.range_in(layout.frames, own))
     else:
         media, cut = frames_of_mp3(media)
         with open_sound(media) as sound:
-            info = _info_of_sound(sound)
-            first, count = wanted.range_in(info)
-            if cut is not None and first + count >= info.frames:
+            frames, own = _checked_counts(sound)
+            first, count = wanted.range_in(frames, own)
+            if cut is not None and first + count >= frames:
                 raise DecodeError(f"truncated or damaged MP3: {cut}")
             samples = read_sound(sound, media, first, count)
     samples = _with_channels(samples, wanted.channels)
     rate = wanted.sample_rate
-    if rate is not None and rate != info.sample_rate:
-        samples = _resample(samples, info.sample_rate, rate)
+    if rate is not None and rate != own:
+        samples = _resample(samples, own, rate)
         if wanted.duration is not None:
             samples = samples[: round(wanted.duration * rate)]
-    return _repeated(np.ascontiguousarray(samples.T), wanted.channels), rate or info.sample_rate
+    return _repeated(np.ascontiguousarray(samples.T), wanted.channels), rate or own
 
 
 def _with_channels(samples: Samples, channels: int | None) -> Samples:
@@ -261,19 +261,24 @@ def _info_of_wav(layout: WavLayout) -> AudioInfo:
 
 
 def _info_of_sound(sound: Any) -> AudioInfo:
-    frames = sound.frames
-    rate, channels = sound.samplerate, sound.channels
-    if frames < 0 or rate < 1 or channels < 1:
-        raise DecodeError(
-            f"damaged header: {frames:,} frames of {channels} channels at {rate:,} a second"
-        )
+    frames, rate = _checked_counts(sound)
     return AudioInfo(
         sample_rate=rate,
-        channels=channels,
+        channels=sound.channels,
         frames=frames,
         format=sound.format,
         encoding=sound.subtype,
     )
+
+
+def _checked_counts(sound: Any) -> tuple[int, int]:
+    """Return the number of frames and the sample rate."""
+    frames, rate, channels = sound.frames, sound.samplerate, sound.channels
+    if frames < 0 or rate < 1 or channels < 1:
+        raise DecodeError(
+            f"damaged header: {frames:,} frames of {channels} channels at {rate:,} a second"
+        )
+    return frames, rate
 
 
 def _whole(name: str, value: object) -> int:

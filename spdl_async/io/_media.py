@@ -87,6 +87,13 @@ class Media:
         """Return the position."""
         return self._at
 
+    def descriptor(self) -> int | None:
+        """Return the file's descriptor, at its start, for who reads it from C; None of memory."""
+        if self._file is None:
+            return None
+        self._file.seek(0)
+        return self._file.fileno()
+
     def check(self) -> None:
         """Raise what went wrong in a read, if anything did."""
         if self._failure is not None:

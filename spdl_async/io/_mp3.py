@@ -8,6 +8,8 @@ frame, and says where the chain ends too early.
 
 from __future__ import annotations
 
+import struct
+
 from spdl_async.errors import DecodeError
 from spdl_async.io._media import Media
 
@@ -24,9 +26,10 @@ _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 
 _SAME = 0xFFFE0C00
 """Bits of a header that all frames of a file share: sync, version, layer and sample rate."""
 
-_KIND = 0xFFFEFEC0
-"""Bits that a frame's length and number of channels follow from: also bit rate, padding, mode."""
+_KIND = 0xFFFFFEC0
+"""Bits that a frame's length and number of channels follow from: also bit rate, padding, mode, check sum."""
 
+_HEADER = struct.Struct(">I")
 _MOST_BIG_VALUES = 288
 _TAGS = (b"TAG", b"APETAGEX", b"LYRICS", b"ID3", b"3DI")
 
@@ -48,18 +51,7 @@ def frames_of_mp3(media: Media) -> tuple[Media, str | None]:
     if not _length(first):
         return media, None
     view = media.part(0, media.size)
-    lengths = dict[int, int]()
-    at, frames = start, 0
-    while at + 4 <= len(view):
-        header = int.from_bytes(view[at : at + 4], "big")
-        length = lengths.get(header & _KIND)
-        if length is None:
-            same = (header ^ first) & _SAME == 0 and _is_mono(header) == _is_mono(first)
-            length = lengths[header & _KIND] = _length(header) if same else 0
-        if not length or at + length > len(view) or not _side_is_sound(view, at, header, length):
-            break
-        at += length
-        frames += 1
+    at, frames = _chain(bytes(view), start, first)
     if frames < 2:  # libmpg123 refuses a single one
         raise DecodeError(
             f"damaged or truncated MP3: of its first two frames, from byte {start:,} on, "
@@ -73,7 +65,11 @@ def frames_of_mp3(media: Media) -> tuple[Media, str | None]:
             cut = f"its header declares {declared:,} frames, and {max(0, frames - 1):,} are there"
     if cut is not None:
         cut = f"{cut}; {frames:,} whole MPEG frames are there"
-    return Media(_with_true_xing(view[start:at], tag and tag - start, frames), None), cut
+    inside = view[start:at]
+    true = _with_true_xing(inside, tag and tag - start, frames)
+    if true is inside and len(inside) == media.size:
+        return media, cut
+    return Media(true, None), cut
 
 
 def _behind_tags(media: Media) -> int:
@@ -107,28 +103,66 @@ def _is_mono(header: int) -> bool:
     return header >> 6 & 3 == 3
 
 
-def _side_is_sound(view: memoryview[int], at: int, header: int, length: int) -> bool:
-    """Tell whether a Layer III frame's side information has possible counts of values and bits."""
+def _chain(data: bytes, start: int, first: int) -> tuple[int, int]:
+    """Follow the frames from ``start``; return where their chain ends, and their number."""
+    kinds = dict[int, tuple[int, ...]]()
+    read, end = _HEADER.unpack_from, len(data)
+    at, frames = start, 0
+    while at + 4 <= end:
+        header: int = read(data, at)[0]
+        kind = kinds.get(header & _KIND)
+        if kind is None:
+            same = (header ^ first) & _SAME == 0 and _is_mono(header) == _is_mono(first)
+            kind = kinds[header & _KIND] = _kind(header) if same else (0, 0, 0)
+        length, head, size, *layout = kind
+        if not length or at + length > end:
+            break
+        if size:
+            bits = int.from_bytes(data[at + head : at + head + size], "big")
+            if not _side_is_sound(bits, length - head - size, *layout):
+                break
+        at += length
+        frames += 1
+    return at, frames
+
+
+def _kind(header: int) -> tuple[int, ...]:
+    """Return a frame's length; then, for Layer III, where its side information lies, and its form."""
+    length = _length(header)
     if header >> 17 & 3 != 1:
-        return True
-    head = 4 if header >> 16 & 1 else 6
+        return length, 0, 0
     mono, first_version = _is_mono(header), header >> 19 & 3 == 3
     if first_version:
-        size, skipped, step, parts = (17, 18, 59, 2) if mono else (32, 20, 59, 4)
+        size, skipped, step, parts, to_window = (17, 18, 59, 2, 15) if mono else (32, 20, 59, 4, 15)
     else:
-        size, skipped, step, parts = (9, 9, 63, 1) if mono else (17, 10, 63, 2)
-    bits = int.from_bytes(view[at + head : at + head + size], "big")
-    shift, used = 8 * size - skipped - 21, 0  # 12 bits of length, 9 of count
-    to_window = 15 if first_version else 20  # gain, scale factors, switch and type of the window
-    for part in range(parts):
-        both = bits >> (shift - part * step)
-        window = bits >> (shift - part * step - to_window) & 7
-        if both & 0x1FF > _MOST_BIG_VALUES or window == 4:  # switched, but to no other window
+        size, skipped, step, parts, to_window = (9, 9, 63, 1, 20) if mono else (17, 10, 63, 2, 20)
+    shift = 8 * size - skipped - 21  # 12 bits of length, 9 of count
+    to_back = 8 * size - (9 if first_version else 8)
+    return length, 4 if header >> 16 & 1 else 6, size, shift, step, parts, to_window, to_back
+
+
+def _side_is_sound(
+    bits: int, room: int, shift: int, step: int, parts: int, to_window: int, to_back: int
+) -> bool:
+    """Tell whether side information has possible numbers of values and of bits, and windows.
+
+    Args:
+        bits: the side information.
+        room: bytes of the frame behind it.
+        shift: to the count of values of its first part, as are the next in it.
+        step: bits from one part to the next.
+        parts: one for each granule and channel.
+        to_window: bits from the count to the kind of window.
+        to_back: to the number of bytes by which data begins in earlier frames.
+    """
+    used = 0
+    for at in range(shift, shift - parts * step, -step):
+        count = bits >> at
+        # A window that is switched, but to no other.
+        if count & 0x1FF > _MOST_BIG_VALUES or bits >> (at - to_window) & 7 == 4:
             return False
-        used += both >> 9 & 0xFFF
-    # Main data may begin in earlier frames, as many bytes back as the first field says.
-    back = bits >> (8 * size - 9 if first_version else 8 * size - 8)
-    return used <= 8 * (length - head - size + back)
+        used += count >> 9 & 0xFFF
+    return used <= 8 * (room + (bits >> to_back))
 
 
 def _said_of_tail(view: memoryview[int], at: int) -> str | None:

@@ -36,8 +36,12 @@ def open_sound(media: Media) -> Iterator[Any]:
     """
     soundfile = need("soundfile", "audio")
     media.seek(0)
+    descriptor = media.descriptor()
     try:
-        with soundfile.SoundFile(media) as sound:
+        # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
+        with soundfile.SoundFile(
+            media if descriptor is None else descriptor, closefd=False
+        ) as sound:
             yield sound
             media.check()
     except soundfile.LibsndfileError as error:

@@ -61,30 +61,24 @@ def test_a_range_is_that_part_of_the_whole(kind: str) -> None:
     assert decode_audio(FORMATS[kind], offset=4_001 / 48_000)[0].shape == (2, 0)
 
 
-def test_only_the_wanted_part_of_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from spdl_async.io._media import Media
-
-    counted = 0
-    part = Media.part
-
-    def count(self: Media, start: int, count: int) -> memoryview[int]:
-        nonlocal counted
-        data = part(self, start, count)
-        counted += len(data)
-        return data
-
-    monkeypatch.setattr(Media, "part", count)
-    long = np.random.default_rng(0).uniform(-0.5, 0.5, (200_000, 1)).astype(np.float32)
+def test_only_the_wanted_part_of_a_file_is_read(tmp_path: Path) -> None:
+    if not Path("/proc/self/io").exists():
+        pytest.skip("needs /proc")
+    long = np.random.default_rng(0).uniform(-0.5, 0.5, (2_000_000, 1)).astype(np.float32)
     for container in ("WAV", "FLAC"):
         path = tmp_path / f"long.{container.lower()}"
         path.write_bytes(sound(container, "PCM_16", samples=long))
-        counted = 0
+        read_audio(path, duration=0.001)
+        before = bytes_read()
         samples, _ = read_audio(path, offset=3.0, duration=0.1)
         assert np.abs(samples - long[144_000:148_800].T).max() < 1e-4
         # FLAC searches for the place, at halves of what is left.
-        assert counted < path.stat().st_size / (20 if container == "WAV" else 2)
+        assert bytes_read() - before < path.stat().st_size / 5
+
+
+def bytes_read() -> int:
+    """What this process has read so far, of files also."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_mean_of_channels_and_repeated_mono() -> None:

@@ -10,7 +10,7 @@
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
-    └── DecodeError (ValueError)         data that is not a readable picture
+    └── DecodeError (ValueError)         data that is no readable picture, sound or video
 
     UnusedBuilderWarning (UserWarning)   the result of a builder verb was thrown away
 

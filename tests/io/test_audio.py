@@ -19,6 +19,7 @@ pytest.importorskip("soxr")
 import soundfile
 from sample_media import sound, threads_beside, tone
 
+from spdl_async import PipelineBuilder
 from spdl_async.errors import DecodeError
 from spdl_async.io import audio_info, decode_audio, read_audio
 
@@ -204,3 +205,24 @@ def test_no_native_thread_is_started() -> None:
                 decode_audio(data, sample_rate=16_000)
 
     assert threads_beside(work) == 0
+
+
+def test_a_pipeline_names_each_broken_file(tmp_path: Path) -> None:
+    """Scenario C9: which files were bad, of all, as records and as lines of JSON."""
+    paths = list[Path]()
+    for number in range(40):
+        kind = ("FLAC", "MP3", "WAV")[number % 3]
+        paths.append(tmp_path / f"{number:02}.{kind.lower()}")
+        data = FORMATS[kind]
+        paths[-1].write_bytes(data[: len(data) - 400] if number in (7, 20, 33) else data)
+    builder = PipelineBuilder().add_source(paths)
+    pipeline = builder.pipe(read_audio, concurrency=4, on_error="skip").build()
+    with pipeline.run_sync() as run:
+        assert sum(1 for _ in run) == 37
+    assert sorted(record.index for record in run.failures) == [7, 20, 33]
+    for record in run.failures:
+        assert str(paths[record.index]) in record.message
+        assert record.stage == "read_audio"
+    lines = tmp_path / "failures.jsonl"
+    run.failures.to_jsonl(lines)
+    assert all(str(paths[at]) in lines.read_text() for at in (7, 20, 33))

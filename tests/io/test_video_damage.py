@@ -236,3 +236,18 @@ def test_memory_is_flat_over_many_decodes() -> None:
     # allocator itself takes up to a megabyte; ten thousand decodes show that it ends there.
     assert grown < 2_000_000
     assert descriptors < 20
+
+
+def test_a_picture_that_is_painted_over_is_an_error() -> None:
+    """The decoder of motion JPEG goes on behind damage; only when asked does it tell."""
+    data = video(24, codec="mjpeg", container="avi", pixels="yuvj420p", b_frames=None)
+    silent = 0
+    for seed in range(20):
+        damaged = bytearray(data)
+        at = len(data) // 4 + 300 * seed
+        damaged[at : at + 4] = b"\x13\x57\x9b\xdf"
+        try:
+            silent += not np.array_equal(decode_video(damaged), decode_video(data))
+        except DecodeError:
+            pass
+    assert silent <= 4

@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.images
 	$(BIN)/python -m benchmarks.arrays
 	$(BIN)/python -m benchmarks.storage
+	$(BIN)/python -m benchmarks.media
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -11,7 +11,7 @@
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
     ├── FetchError (OSError)             an object that a server or a store did not give
-    └── DecodeError (ValueError)         data that is not a readable picture
+    └── DecodeError (ValueError)         data that is no readable picture, sound, video, text or array
 
     UnusedBuilderWarning (UserWarning)   the result of a builder verb was thrown away
 

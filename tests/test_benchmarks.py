@@ -124,6 +124,22 @@ def test_storage_prints_every_row() -> None:
         assert text in output
 
 
+@pytest.mark.torch
+def test_media_prints_every_row() -> None:
+    pytest.importorskip("av")
+    pytest.importorskip("soundfile")
+    output = _quick("benchmarks.media")
+    for key in ("video", "indices", "flac", "mp3", "wav"):
+        assert f"[{key}]" in output
+    for text in (
+        "PyAV, bare threads, queue.Queue",
+        "soundfile, bare threads, queue.Queue",
+        "spdl_async, for",
+        "missed: ",
+    ):
+        assert text in output
+
+
 def _alternating(log: list[str], name: str, values: list[float]) -> Contestant:
     rest = iter(values)
 

@@ -32,9 +32,11 @@ def test_every_example_is_tested() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     assert names == {
         "async_training.py",
+        "audio_classification.py",
         "language_model.py",
         "ordinary_loop.py",
         "shards_from_s3.py",
+        "video_clips.py",
     }
 
 
@@ -78,8 +80,31 @@ def test_shards_from_s3(tmp_path: Path) -> None:
     assert "s3://smoke/drawings/part/damaged.tar" in said
 
 
-@pytest.mark.parametrize(
-    "name", ["async_training.py", "language_model.py", "ordinary_loop.py", "shards_from_s3.py"]
-)
+def test_audio_classification(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    pytest.importorskip("soxr")
+    said = run_smoke("audio_classification.py", tmp_path)
+    assert said.startswith("73 files of 3 classes: noise, sine, square")
+    right = [int(line.split()[2]) for line in said.splitlines() if line.startswith("epoch ")]
+    losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("epoch ")]
+    assert len(right) == 2
+    assert right[1] > 36  # of 72; by chance it would be 24
+    assert losses[1] < losses[0]
+    assert said.count("skipped: ") == 1
+    assert "broken.flac: " in said
+
+
+def test_video_clips(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    said = run_smoke("video_clips.py", tmp_path)
+    assert "7 videos; the first: 24 frames, 1.50 s" in said
+    batches = [line for line in said.splitlines() if line.startswith("batch ")]
+    assert len(batches) == 8 + 1
+    assert all("(2, 8, 112, 112, 3)" in line for line in batches)
+    assert "6-cut.mkv: truncated video: its segment at byte" in said
+    assert "clips, epoch 1: 1 delivered" in said
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_examples_use_the_public_api_only(name: str) -> None:
     assert "spdl_async._" not in (EXAMPLES / name).read_text("utf-8")

@@ -2,11 +2,15 @@
 
 Put them into a pipeline with ``.pipe(read_image, concurrency=…)``, or call them from anywhere else. What a
 function needs besides NumPy is installed with an extra: pictures ``pip install "spdl-async[image]"``,
-URLs ``[storage]``, Parquet and zstd ``[text]``.
+sounds ``[audio]``, videos ``[video]``, URLs ``[storage]``, Parquet and zstd ``[text]``.
 """
 
 from __future__ import annotations
 
+from spdl_async.io._audio import AudioInfo as AudioInfo
+from spdl_async.io._audio import audio_info as audio_info
+from spdl_async.io._audio import decode_audio as decode_audio
+from spdl_async.io._audio import read_audio as read_audio
 from spdl_async.io._checksums import Checksums as Checksums
 from spdl_async.io._counters import FetchStatistics as FetchStatistics
 from spdl_async.io._fetch import Fetch as Fetch
@@ -28,8 +32,13 @@ from spdl_async.io._parquet import read_parquet as read_parquet
 from spdl_async.io._store import Store as Store
 from spdl_async.io._tokens import TokenFile as TokenFile
 from spdl_async.io._tokens import write_tokens as write_tokens
+from spdl_async.io._video import VideoInfo as VideoInfo
+from spdl_async.io._video import decode_video as decode_video
+from spdl_async.io._video import stream_video as stream_video
+from spdl_async.io._video import video_info as video_info
 
 __all__ = [
+    "AudioInfo",
     "Checksums",
     "Fetch",
     "FetchStatistics",
@@ -38,17 +47,24 @@ __all__ = [
     "Store",
     "StoredFiles",
     "TokenFile",
+    "VideoInfo",
+    "audio_info",
+    "decode_audio",
     "decode_image",
+    "decode_video",
     "fetch",
     "fetch_range",
     "list_files",
     "load_npy",
     "load_npz",
     "pack_tokens",
+    "read_audio",
     "read_file",
     "read_image",
     "read_jsonl",
     "read_parquet",
     "stream_file",
+    "stream_video",
+    "video_info",
     "write_tokens",
 ]

@@ -1,0 +1,94 @@
+"""Sound through libsndfile: FLAC, MP3, Ogg (Vorbis, Opus), AIFF and what else it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spdl_async.errors import DecodeError
+from spdl_async.io._extras import need
+from spdl_async.io._media import Media
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK = 1 << 20
+"""Samples to allocate at a time where a header claims more than the data can be trusted for."""
+
+_TRUSTED = 64
+"""Samples for each byte of the file, up to which the header's count is believed and allocated."""
+
+_ESTIMATED = ("MP3",)
+"""Formats without a count of frames: what is shown is an estimate, and fewer may come."""
+
+
+@contextmanager
+def open_sound(media: Media) -> Iterator[Any]:
+    """Open with libsndfile; the ``SoundFile`` is closed at the end, whatever happens.
+
+    Raises:
+        DecodeError: it is no sound that libsndfile reads, or damaged.
+        ImportError: soundfile is not installed.
+        OSError: the file cannot be read.
+    """
+    soundfile = need("soundfile", "audio")
+    media.seek(0)
+    descriptor = media.descriptor()
+    try:
+        # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
+        with soundfile.SoundFile(
+            media if descriptor is None else descriptor, closefd=False
+        ) as sound:
+            yield sound
+            media.check()
+    except soundfile.LibsndfileError as error:
+        media.check()
+        raise DecodeError(_describe(error, media)) from error
+
+
+def _describe(error: Any, media: Media) -> str:
+    reason = str(error.error_string).removeprefix("Error : ").rstrip(".")
+    start = bytes(media.part(0, 12))
+    return (
+        f"not a sound that can be decoded, or a damaged one: {reason} "
+        f"({media.size:,} bytes, which begin with {start.hex(' ')})"
+    )
+
+
+def read_sound(sound: Any, media: Media, first: int, count: int) -> NDArray[np.float32]:
+    """Return frames as float32 of shape (frames, channels).
+
+    Raises:
+        DecodeError: the sound is damaged, or ends before the last wanted frame.
+    """
+    if first:
+        sound.seek(first)
+    channels: int = sound.channels
+    if count * channels <= max(_BLOCK, _TRUSTED * media.size):
+        blocks = [sound.read(count, dtype="float32", always_2d=True)]
+    else:
+        blocks = list(_blocks(sound, count))
+    taken = sum(len(block) for block in blocks)
+    media.check()
+    if taken < count and sound.format not in _ESTIMATED:
+        raise DecodeError(
+            f"truncated or damaged {sound.format}: {first + taken:,} of {sound.frames:,} frames "
+            f"could be decoded from {media.size:,} bytes"
+        )
+    if len(blocks) == 1:
+        samples: NDArray[np.float32] = blocks[0]
+        return samples
+    return np.concatenate(blocks)
+
+
+def _blocks(sound: Any, count: int) -> Iterator[NDArray[np.float32]]:
+    step = max(1, _BLOCK // sound.channels)
+    while count > 0:
+        block = sound.read(min(step, count), dtype="float32", always_2d=True)
+        yield block
+        if len(block) < min(step, count):
+            return
+        count -= len(block)

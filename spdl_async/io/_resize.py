@@ -56,7 +56,8 @@ def resize(
     from_numpy, interpolate = torch[0].from_numpy, torch[1]
     # In this order unsqueeze and permute give the strides that torch takes for channels-last; a
     # batch dimension added last does not, and then the result comes back in planes.
-    batch = from_numpy(np.ascontiguousarray(pixels)).unsqueeze(0).permute(0, 3, 1, 2)
+    writable = np.require(pixels, requirements=["C", "W"])  # torch warns of others
+    batch = from_numpy(writable).unsqueeze(0).permute(0, 3, 1, 2)
     resized = interpolate(batch, size=size, mode="bilinear", antialias=True)
     result: NDArray[np.uint8] = resized.permute(0, 2, 3, 1).squeeze(0).numpy()
     return np.ascontiguousarray(result)

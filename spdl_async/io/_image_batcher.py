@@ -143,7 +143,8 @@ class ImageBatcher:
         row.regain()
         try:
             if self._field is None:
-                row.item = self._decode_into(row, row.item)
+                self._decode_into(row, row.item)
+                row.item = None
             else:
                 row.item = on(self._field, lambda picture: self._decode_into(row, picture))(
                     row.item

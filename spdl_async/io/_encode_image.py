@@ -40,6 +40,7 @@ def encode_image(
 
     Example:
         >>> import numpy as np
+        >>> from spdl_async.io import image_info
         >>> pixels = np.zeros((60, 80, 3), np.uint8)
         >>> image_info(encode_image(pixels, format="PNG")).width
         80

@@ -215,11 +215,12 @@ def salvage_image(data: Buffer, **options: Unpack[ImageOptions]) -> SalvagedImag
 
     Example:
         >>> import numpy as np
+        >>> from spdl_async.io import encode_image
         >>> data = encode_image(np.zeros((60, 80, 3), np.uint8), format="JPEG")
         >>> salvage_image(data).damage is None
         True
         >>> salvage_image(data[:-20]).damage
-        'truncated JPEG: the data ends after 805 bytes, before the picture does'
+        'truncated JPEG: the data ends after 687 bytes, before the picture does'
     """
     options["damaged"] = "tolerate"
     wanted = as_wanted(**options)

@@ -52,6 +52,7 @@ class ImageBatcher:
     Example:
         >>> import numpy as np
         >>> from spdl_async import PipelineBuilder
+        >>> from spdl_async.io import encode_image
         >>> files = [encode_image(np.zeros((60, 80, 3), np.uint8)) for _ in range(5)]
         >>> samples = PipelineBuilder().add_source([(data, n) for n, data in enumerate(files)])
         >>> batcher = ImageBatcher(4, size=32, field=0)

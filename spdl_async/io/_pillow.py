@@ -117,8 +117,10 @@ def _identified(image: Any, view: memoryview[int]) -> ImageFile:
     for load_plugins in (image.preinit, image.init):
         load_plugins()
         for name in [name for name in image.ID if name not in tried]:
+            factory, accepts = image.OPEN.get(name, (None, None))
+            if factory is None:  # another thread is just loading this plugin
+                continue
             tried.add(name)
-            factory, accepts = image.OPEN[name]
             accepted = accepts is None or accepts(prefix)
             if isinstance(accepted, str) or not accepted:  # a text says what is not supported
                 continue

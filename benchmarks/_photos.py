@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 
-def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
+def photo(rng: np.random.Generator, width: int, height: int, quality: int = 94) -> bytes:
     """Make one JPEG whose detail falls off with frequency as in photos.
 
     Noise of octaves 256, 128, … 2 pixels apart, each enlarged smoothly and weaker than the one
@@ -28,16 +28,18 @@ def photo(rng: np.random.Generator, width: int, height: int) -> bytes:
         cell, weight = cell // 2, weight * 0.82
     total += 128.0 + rng.normal(0.0, 3.0, (height, width, 1)).astype(np.float32)
     stream = io.BytesIO()
-    Image.fromarray(total.clip(0, 255).astype(np.uint8)).save(stream, "JPEG", quality=94)
+    Image.fromarray(total.clip(0, 255).astype(np.uint8)).save(stream, "JPEG", quality=quality)
     return stream.getvalue()
 
 
-def make(folder: Path, *, count: int, width: int, height: int, seed: int = 0) -> list[str]:
+def make(
+    folder: Path, *, count: int, width: int, height: int, seed: int = 0, quality: int = 94
+) -> list[str]:
     """Write `count` pictures into `folder` and give their paths."""
     rng = np.random.default_rng(seed)
     paths = [folder / f"{width}x{height}-{number:04d}.jpg" for number in range(count)]
     for path in paths:
-        path.write_bytes(photo(rng, width, height))
+        path.write_bytes(photo(rng, width, height, quality))
     return [str(path) for path in paths]
 
 

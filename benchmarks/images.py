@@ -1,4 +1,4 @@
-"""Pictures to batches: `python -m benchmarks.images [--quick] [--folder F] [--threads N]`.
+"""Pictures to batches: `python -m benchmarks.images [--quick] [--folder F] [--threads N] [--cpu] …`.
 
 JPEG files become uint8 batches of shape (32, 224, 224, 3). The reference is what threads can do
 without any framework: N threads over one shared iterator, the same read and decode, a plain
@@ -30,12 +30,13 @@ from benchmarks import _photos
 from benchmarks._measure import Contestant, Race, Target, machine, missed, run_race, table
 from spdl_async import Pipeline, PipelineBuilder
 from spdl_async.errors import DecodeError
-from spdl_async.io import decode_image
+from spdl_async.io import ImageBatcher, decode_image
 
 Pixels = NDArray[np.uint8]
 SIDE = 224
 BATCH = 32
 BARE = "bare threads, queue.Queue"
+SPDL = "SPDL load_image_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +45,20 @@ class Work:
 
     paths: Sequence[str]
     threads: int
+    clock: Callable[[], float] = time.perf_counter
 
     def rate(self, batches: Iterable[Any]) -> float:
         """Give pictures a second, from the first request to the last batch."""
-        started = time.perf_counter()
+        started = self.clock()
         taken = sum(len(batch) for batch in batches)
-        return self._checked(taken, time.perf_counter() - started)
+        return self._checked(taken, self.clock() - started)
 
     async def arate(self, batches: AsyncIterable[Any]) -> float:
         """Do the same in async code."""
-        started, taken = time.perf_counter(), 0
+        started, taken = self.clock(), 0
         async for batch in batches:
             taken += len(batch)
-        return self._checked(taken, time.perf_counter() - started)
+        return self._checked(taken, self.clock() - started)
 
     def _checked(self, taken: int, seconds: float) -> float:
         if taken != len(self.paths):
@@ -135,6 +137,19 @@ def build(work: Work, *, split: bool) -> Pipeline[Pixels]:
     else:
         pictures = builder.pipe(load, concurrency=work.threads)
     return pictures.aggregate(BATCH).pipe(stack).build()
+
+
+def build_in_place(work: Work) -> Pipeline[Any]:
+    """Build the pipeline that decodes into the rows of preallocated batches: nothing is stacked."""
+    batcher = ImageBatcher(BATCH, size=SIDE)
+    stages = batcher.stages(concurrency=work.threads)
+    return PipelineBuilder().add_source(work.paths).apply(stages).build()
+
+
+def ours_in_place(work: Work) -> float:
+    """Give the rate of spdl_async with `ImageBatcher` in ordinary code."""
+    with build_in_place(work).run_sync() as run:
+        return work.rate(run)
 
 
 def ours_sync(work: Work, *, split: bool = False) -> float:
@@ -217,12 +232,20 @@ def _uvloop_run(work: Work) -> float:
 
 def race(key: str, what: str, work: Work) -> Race:
     """Put the contestants for one set of pictures together."""
-    targets = (Target(bound=0.95, reference=BARE),)
-    processes = dataloader(work)
+    is_cpu = work.clock is not time.perf_counter
+    processes = None if is_cpu else dataloader(work)
     run_spdl, why_not = spdl(work)
+    pillow = f"torch DataLoader + Pillow, {work.threads} processes"
+    rivals = {"large": (2.5, 2.5)}.get(key, (2.0, 2.3))
+    targets = (
+        Target(bound=0.95, reference=BARE),
+        Target(bound=rivals[0], reference=SPDL),
+        Target(bound=rivals[1], reference=pillow),
+    )
     ours: list[tuple[str, Callable[[], float] | None]] = [
         ("spdl_async, for", partial(ours_sync, work)),
         ("spdl_async, for, read and decode fused", partial(ours_sync, work, split=True)),
+        ("spdl_async, for, ImageBatcher", partial(ours_in_place, work)),
         ("spdl_async, async for, loop='own'", lambda: asyncio.run(ours_async(work, "own"))),
         ("spdl_async, async for, asyncio.run", lambda: asyncio.run(ours_async(work, "caller"))),
         (
@@ -233,13 +256,13 @@ def race(key: str, what: str, work: Work) -> Race:
     return Race(
         key=key,
         title=f"{len(work.paths)} {what} to {SIDE}x{SIDE}x3, {work.threads} threads",
-        unit="images/s",
+        unit="images per second of processor time" if is_cpu else "images/s",
         baseline=BARE,
         contestants=[
             Contestant(name=BARE, run=partial(bare, work)),
             *(Contestant(name=name, run=run, targets=targets) for name, run in ours),
-            Contestant(name="SPDL load_image_batch", run=run_spdl, absent=why_not),
-            Contestant(name=f"torch DataLoader + Pillow, {work.threads} processes", run=processes),
+            Contestant(name=SPDL, run=run_spdl, absent=why_not),
+            Contestant(name=pillow, run=processes, absent="not with --cpu"),
         ],
     )
 
@@ -264,10 +287,12 @@ def _sets(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str,
         return
     small, large = (4, 2) if options.quick else (48, 12)
     repeat = 2 if options.quick else 16
-    paths = _photos.make(folder, count=small, width=500, height=375)
-    yield "small", "JPEG files of 500x375", paths * repeat
-    paths = _photos.make(folder, count=large, width=1600, height=1200)
-    yield "large", "JPEG files of 1600x1200", paths * repeat
+    for key, count, width, height in (("small", small, 500, 375), ("large", large, 1600, 1200)):
+        paths = _photos.make(
+            folder, count=count, width=width, height=height, quality=options.quality
+        )
+        kilobytes = sum(Path(path).stat().st_size for path in paths) / count / 1e3
+        yield key, f"JPEG files of {width}x{height}, {kilobytes:.0f} kB,", paths * repeat
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -275,6 +300,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     parser.add_argument("--folder", type=Path, help="use the JPEG files of this folder")
     parser.add_argument("--threads", type=int, default=2, help="threads or processes that decode")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="count processor time of this process instead of time: for a machine that is busy",
+    )
+    parser.add_argument("--quality", type=int, default=94, help="of the JPEG files that are made")
     parser.add_argument("--rounds", type=int, help="rounds of each race (default 5)")
     return parser.parse_args(argv)
 
@@ -289,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started, bad = time.perf_counter(), list[str]()
     with tempfile.TemporaryDirectory(prefix="spdl-async-bench-") as folder:
         for key, what, paths in _sets(options, Path(folder)):
-            work = Work(paths=paths, threads=options.threads)
+            clock = time.process_time if options.cpu else time.perf_counter
+            work = Work(paths=paths, threads=options.threads, clock=clock)
             outcome = run_race(race(key, what, work), rounds=rounds, warm_up=not options.quick)
             print("\n" + table(outcome), flush=True)
             bad += missed(outcome)

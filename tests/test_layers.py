@@ -35,7 +35,7 @@ PUBLIC = "the public API"
 # The extension packages use what ``spdl_async`` itself exports, and what stands here.
 EXTENSIONS: dict[str, set[str]] = {
     "collate": set(),
-    "io": set(),
+    "io": {"collate"},  # ImageBatcher collates the fields beside the picture
     "sources": set(),
     "testing": {"_runtime"},  # the virtual clock asks the live runs whether a thread has work
     "_demo": {"io", "collate", "_limits"},

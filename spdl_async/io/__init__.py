@@ -11,13 +11,22 @@ from spdl_async.io._audio import AudioInfo as AudioInfo
 from spdl_async.io._audio import audio_info as audio_info
 from spdl_async.io._audio import decode_audio as decode_audio
 from spdl_async.io._audio import read_audio as read_audio
+from spdl_async.io._batch_memory import ImageRow as ImageRow
 from spdl_async.io._checksums import Checksums as Checksums
 from spdl_async.io._counters import FetchStatistics as FetchStatistics
+from spdl_async.io._encode_image import encode_image as encode_image
 from spdl_async.io._fetch import Fetch as Fetch
 from spdl_async.io._fetch import fetch as fetch
 from spdl_async.io._fetch import fetch_range as fetch_range
+from spdl_async.io._image import ImageOptions as ImageOptions
+from spdl_async.io._image import SalvagedImage as SalvagedImage
+from spdl_async.io._image import decode_frames as decode_frames
 from spdl_async.io._image import decode_image as decode_image
 from spdl_async.io._image import read_image as read_image
+from spdl_async.io._image import salvage_image as salvage_image
+from spdl_async.io._image_batcher import ImageBatcher as ImageBatcher
+from spdl_async.io._image_info import ImageInfo as ImageInfo
+from spdl_async.io._image_info import image_info as image_info
 from spdl_async.io._jsonl import read_jsonl as read_jsonl
 from spdl_async.io._listing import LocalFiles as LocalFiles
 from spdl_async.io._listing import StoredFiles as StoredFiles
@@ -42,18 +51,26 @@ __all__ = [
     "Checksums",
     "Fetch",
     "FetchStatistics",
+    "ImageBatcher",
+    "ImageInfo",
+    "ImageOptions",
+    "ImageRow",
     "LocalFiles",
     "PackedTokens",
+    "SalvagedImage",
     "Store",
     "StoredFiles",
     "TokenFile",
     "VideoInfo",
     "audio_info",
     "decode_audio",
+    "decode_frames",
     "decode_image",
     "decode_video",
+    "encode_image",
     "fetch",
     "fetch_range",
+    "image_info",
     "list_files",
     "load_npy",
     "load_npz",
@@ -63,6 +80,7 @@ __all__ = [
     "read_image",
     "read_jsonl",
     "read_parquet",
+    "salvage_image",
     "stream_file",
     "stream_video",
     "video_info",

@@ -1,83 +1,136 @@
-"""Turn the bytes of a picture into an RGB array: the public functions and the fast JPEG path.
+"""Turn the bytes of a picture into an array: the public functions.
 
 A JPEG is decoded by simplejpeg (libjpeg-turbo, without the GIL), at a half, a quarter or an
 eighth of its size where the wanted size allows, and then resized by `resize`. All other formats,
-and JPEGs that simplejpeg does not take (CMYK, 12 bits a sample …), go through Pillow.
+and JPEGs that simplejpeg does not take, go through Pillow.
 """
 
 from __future__ import annotations
 
-import errno
-import operator
 import os
-import stat
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+import numpy as np
 
 from spdl_async.errors import DecodeError
-from spdl_async.io._orientation import jpeg_orientation, stored_size, upright
-from spdl_async.io._pillow import check_pixel_count, load_with_pillow
+from spdl_async.io import _backends, _fit
+from spdl_async.io._colors import as_mode
+from spdl_async.io._image_data import as_bytes, path_text, read_regular_file
+from spdl_async.io._image_info import JPEG
+from spdl_async.io._jpeg import decode_jpeg, installed
+from spdl_async.io._orientation import stored_size, upright
+from spdl_async.io._out import check_out, pixels_of, write
+from spdl_async.io._picture import Decoded, Mode, Wanted
+from spdl_async.io._pillow import decode_all, decode_with_pillow
 from spdl_async.io._resize import resize
 
-try:
-    import simplejpeg
-except ImportError:
-    simplejpeg = None
-
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-_JPEG = b"\xff\xd8\xff"
+OutT = TypeVar("OutT")
 
-_OVERSAMPLING = 2
-"""A scaled JPEG decode keeps at least this many pixels for each wanted one, along both sides.
+MAX_PIXELS = 178_956_970
+"""256 MiB of grey, or 512 MiB of RGB pixels; also where Pillow by itself refuses."""
 
-At 2 the result differs from that of a full decode by about one grey level in the mean; at 1 it is
-10 to 25 % faster, but differs by two and up to five. Pillow's advice on ``reducing_gap`` is 2 too.
-"""
-
-_LEFT_TO_PILLOW = ("CMYK", "YCCK")
-"""Colour spaces that simplejpeg would convert without a look at Adobe's inversion mark."""
-
-_SCALES = (8, 4, 2)
-"""Denominators of the scaled decode. The scales between them, as 3/8, have no SIMD code in
-libjpeg-turbo and take longer than the next larger power of two."""
-
-_DAMAGE = ("Corrupt JPEG data", "Premature end of JPEG file")
-"""How libjpeg's warnings start when part of the picture is made up. Its other warnings (an
-unknown Adobe transform, an odd JFIF revision …) and its refusals are left to Pillow."""
-
-_NO_DAMAGE = "ICC"
-"""A broken colour profile does not touch the pixels."""
+_CHOICES = {
+    "fit": ("stretch", "cover", "contain"),
+    "mode": ("RGB", "L", "RGBA", "unchanged"),
+    "layout": ("HWC", "CHW"),
+    "exif": ("apply", "ignore"),
+    "damaged": ("error", "tolerate"),
+    "backend": ("auto", "simplejpeg", "pillow", *_backends.NAMES),
+}
 
 
-def decode_image(data: Buffer, *, size: int | tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """Decode a picture into an RGB array.
+class ImageOptions(TypedDict, total=False):
+    """The keyword arguments of `decode_image`, but ``out``."""
+
+    size: int | tuple[int, int] | None
+    fit: _fit.Fit
+    mode: Mode
+    layout: Literal["HWC", "CHW"]
+    exif: Literal["apply", "ignore"]
+    damaged: Literal["error", "tolerate"]
+    max_pixels: int
+    backend: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SalvagedImage:
+    """What `salvage_image` returns.
+
+    Attributes:
+        pixels: the array, as of `decode_image`.
+        damage: what was wrong with the data; None where it was whole.
+    """
+
+    pixels: NDArray[Any]
+    damage: str | None
+
+
+@overload
+def decode_image(
+    data: Buffer, *, out: None = None, **options: Unpack[ImageOptions]
+) -> NDArray[Any]: ...
+@overload
+def decode_image(data: Buffer, *, out: OutT, **options: Unpack[ImageOptions]) -> OutT: ...
+def decode_image(
+    data: Buffer,
+    *,
+    size: int | tuple[int, int] | None = None,
+    fit: _fit.Fit = "stretch",
+    mode: Mode = "RGB",
+    layout: Literal["HWC", "CHW"] = "HWC",
+    exif: Literal["apply", "ignore"] = "apply",
+    damaged: Literal["error", "tolerate"] = "error",
+    max_pixels: int = MAX_PIXELS,
+    backend: str = "auto",
+    out: Any = None,
+) -> Any:
+    """Decode a picture into an array.
 
     Runs on the calling thread alone, most of the time without the GIL, so that N threads decode
     on N cores. Give ``size`` where you can: a large JPEG is then decoded at a fraction of its
     size, and what comes out can be stacked into batches.
 
-    What becomes of what is not 8-bit RGB: alpha is dropped, not blended; grey is repeated into
-    the three channels; 16-bit values keep their high byte; CMYK is converted as Pillow does it,
-    without colour profiles. Of animations and multi-page files the first picture is taken. The
-    EXIF orientation is applied, so the array is upright.
+    Of animations and multi-page files the first picture is taken; for all of them there is
+    `decode_frames`. CMYK and YCCK are converted as Pillow does it, without colour profiles.
 
     Args:
         data: the content of a file, as any contiguous bytes-like object.
         size: ``None`` keeps the picture's own size; a number makes a square of it; a pair is
-            (height, width) in pixels. The picture is stretched to exactly that, with an
-            antialiasing bilinear filter.
+            (height, width) in pixels, after the orientation is applied. The filter is bilinear and
+            antialiasing.
+        fit: what becomes of another aspect ratio: ``"stretch"`` distorts it; ``"cover"`` keeps it and
+            cuts off what is too much, evenly at both ends; ``"contain"`` keeps it, shows all of the
+            picture and leaves the rest 0 (black; in RGBA transparent).
+        mode: the channels. ``"RGB"`` repeats grey, and drops alpha without blending. ``"L"`` is grey by
+            ITU-R BT.601. ``"RGBA"`` has the alpha channel, 255 where the picture has none. In
+            these, 16-bit values keep their high byte. ``"unchanged"`` keeps the picture's own 1 (grey), 2
+            (grey, alpha), 3 (RGB) or 4 (RGBA, CMYK) channels, 16 bits as uint16, and the indices of
+            a palette, which are then resized by taking the nearest one.
+        layout: ``"HWC"`` is (height, width, channels), ``"CHW"`` (channels, height, width).
+        exif: apply the orientation of the EXIF block (or TIFF's tag), or ignore it.
+        damaged: raise on damaged data, or return what could be decoded of it, the rest grey, black or
+            wrong. Whether there was damage `salvage_image` says.
+        max_pixels: refuse pictures that have more, by their header, before anything is allocated.
+        backend: ``"auto"`` (simplejpeg for JPEG, Pillow for all others), or by name ``"simplejpeg"`` (which
+            refuses all but JPEG), ``"pillow"``, ``"cv2"``, ``"torchvision"``, ``"torchcodec"``. The
+            last three decode JPEG and PNG of 8-bit grey or RGB, and leave the others to ``"auto"``.
+        out: an array, or a CPU tensor, to write into: a row of a batch. Of exactly the result's shape
+            and dtype, C-contiguous. Nothing is written where the data is refused.
 
     Returns:
-        A new, writable, C-contiguous array of shape (height, width, 3), dtype uint8.
+        ``out``, or a new, writable, C-contiguous array of three dimensions; uint8, in mode
+        ``"unchanged"`` also uint16.
 
     Raises:
-        DecodeError: the data is damaged, cut short or no picture; the message says which.
+        DecodeError: the data is damaged, cut short, too large or no picture; the message says which.
         TypeError: ``data`` is not bytes-like, such as a path: use `read_image`.
-        ValueError: ``size`` is smaller than 1.
-        ImportError: the picture needs Pillow, and it is not installed.
+        ValueError: an option is out of range, or ``out`` does not fit.
+        ImportError: the picture needs Pillow, or the back-end, and it is not installed.
 
     Example:
         >>> import io
@@ -86,37 +139,45 @@ def decode_image(data: Buffer, *, size: int | tuple[int, int] | None = None) -> 
         >>> Image.new("RGB", (640, 480), "teal").save(file, "JPEG")
         >>> decode_image(file.getvalue(), size=(120, 160)).shape
         (120, 160, 3)
+        >>> decode_image(file.getvalue(), size=128, fit="contain", layout="CHW").shape
+        (3, 128, 128)
     """
-    target = None if size is None else _as_height_width(size)
-    view = _as_bytes(data)
-    if len(view) == 0:
-        raise DecodeError("there is no data to decode: 0 bytes")
-    if bytes(view[:3]) == _JPEG:
-        orientation = jpeg_orientation(view)
-        stored = stored_size(target, orientation)
-        pixels = _decode_jpeg(view, stored)
-    else:
-        pixels, orientation = load_with_pillow(view)
-        stored = stored_size(target, orientation)
-    if stored is not None:
-        pixels = resize(pixels, stored)
-    return upright(pixels, orientation)
+    wanted = as_wanted(
+        size=size,
+        fit=fit,
+        mode=mode,
+        layout=layout,
+        exif=exif,
+        damaged=damaged,
+        max_pixels=max_pixels,
+        backend=backend,
+    )
+    return decoded(as_bytes(data, "decode_image", "read_image"), wanted, out)[0]
 
 
+@overload
 def read_image(
-    path: str | os.PathLike[str], *, size: int | tuple[int, int] | None = None
-) -> NDArray[np.uint8]:
+    path: str | bytes | os.PathLike[str], *, out: None = None, **options: Unpack[ImageOptions]
+) -> NDArray[Any]: ...
+@overload
+def read_image(
+    path: str | bytes | os.PathLike[str], *, out: OutT, **options: Unpack[ImageOptions]
+) -> OutT: ...
+def read_image(
+    path: str | bytes | os.PathLike[str], *, out: Any = None, **options: Unpack[ImageOptions]
+) -> Any:
     """Read and decode a picture file in one call: open, read, close, decode.
 
     One call is one hop to a thread, which is what small files want: reading and decoding on the
     thread that has the file is faster than handing its bytes around.
 
     Args:
-        path: the file.
-        size: as for `decode_image`.
+        path: the file; any name that the system takes, as text, bytes or a path object.
+        out: as for `decode_image`.
+        options: as for `decode_image`.
 
     Returns:
-        An array of shape (height, width, 3), dtype uint8.
+        An array, as of `decode_image`.
 
     Raises:
         DecodeError: as `decode_image`; the message starts with the path.
@@ -132,122 +193,172 @@ def read_image(
         ...     read_image(file.name).shape
         (6, 8, 3)
     """
-    data = _read_regular_file(path)
-    try:
-        return decode_image(data, size=size)
-    except DecodeError as error:
-        raise DecodeError(f"{os.fspath(path)}: {error}") from error.__cause__
+    return read_decoded(path, as_wanted(**options), out)
 
 
-def _decode_jpeg(view: memoryview[int], target: tuple[int, int] | None) -> NDArray[np.uint8]:
-    """Decode a JPEG as it is stored, scaled down as far as ``target`` allows.
+def salvage_image(data: Buffer, **options: Unpack[ImageOptions]) -> SalvagedImage:
+    """Decode what there is of a picture, and say what was wrong with it.
+
+    For data sets in which half a picture is better than none, but is to be known for what it is. The
+    damage is judged as by `decode_image`; of whole data the result is the same.
 
     Args:
-        view: the file's bytes.
-        target: the wanted (height, width), before the orientation is applied.
-    """
-    at_least = None if target is None else (_OVERSAMPLING * target[0], _OVERSAMPLING * target[1])
-    pixels = None if simplejpeg is None else _decode_with_simplejpeg(view, at_least)
-    if pixels is None:
-        pixels, _ = load_with_pillow(view, at_least=at_least)
-    return pixels
+        data: the content of a file, as any contiguous bytes-like object.
+        options: as for `decode_image`; ``damaged`` is ``"tolerate"``.
 
-
-def _decode_with_simplejpeg(
-    view: memoryview[int], at_least: tuple[int, int] | None
-) -> NDArray[np.uint8] | None:
-    """Decode to no less than ``at_least`` = (height, width), or return None if Pillow should.
+    Returns:
+        The array, and what was wrong.
 
     Raises:
-        DecodeError: libjpeg reports damage, or the picture has more pixels than is allowed.
+        DecodeError: nothing could be decoded: the data is no picture, its header is damaged, or its format
+            (WebP, AVIF) allows no part to be decoded.
+
+    Example:
+        >>> import numpy as np
+        >>> from spdl_async.io import encode_image
+        >>> data = encode_image(np.zeros((60, 80, 3), np.uint8), format="JPEG")
+        >>> salvage_image(data).damage is None
+        True
+        >>> salvage_image(data[:-20]).damage
+        'truncated JPEG: the data ends after 687 bytes, before the picture does'
     """
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(view)
-        if colors in _LEFT_TO_PILLOW:
-            return None
-        check_pixel_count(height, width)
-        scale = 1 if at_least is None else _scale(height, width, at_least)
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            view,
-            colorspace="RGB",
-            # simplejpeg takes the smallest scale that gives this much: exactly ours.
-            min_height=-(-height // scale),
-            min_width=-(-width // scale),
-            strict=True,
+    options["damaged"] = "tolerate"
+    wanted = as_wanted(**options)
+    pixels, damage = decoded(as_bytes(data, "salvage_image"), wanted, None)
+    return SalvagedImage(pixels=pixels, damage=damage)
+
+
+def decode_frames(
+    data: Buffer, *, max_frames: int | None = None, **options: Unpack[ImageOptions]
+) -> NDArray[Any]:
+    """Decode all frames of an animation (GIF, WebP, APNG, AVIF), or all pages of a TIFF.
+
+    Args:
+        data: the content of a file, as any contiguous bytes-like object; a single picture is one frame.
+        max_frames: decode no more than these, from the first one on.
+        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together. The
+            back-end is always Pillow. Pages of different sizes need ``size``.
+
+    Returns:
+        An array of shape (frames, height, width, channels), or (frames, channels, height, width) in
+        the layout "CHW". The frames are whole ones, as they are to be shown.
+
+    Raises:
+        DecodeError: as `decode_image`; or the frames differ in shape.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> frames = [Image.new("L", (8, 6), shade) for shade in (0, 80, 160)]
+        >>> file = io.BytesIO()
+        >>> frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+        >>> decode_frames(file.getvalue(), mode="L").shape
+        (3, 6, 8, 1)
+    """
+    if max_frames is not None and (type(max_frames) is not int or max_frames < 1):
+        raise ValueError(f"max_frames must be None or a number of at least 1, not {max_frames!r}")
+    wanted = as_wanted(**options)
+    if wanted.backend not in ("auto", "pillow"):
+        raise ValueError(f"decode_frames decodes with Pillow alone, not backend={wanted.backend!r}")
+    view = as_bytes(data, "decode_frames")
+    frames = [finished(one, wanted, None) for one in decode_all(view, wanted, max_frames)]
+    different = next((frame for frame in frames if frame.shape != frames[0].shape), None)
+    if different is not None:
+        raise DecodeError(
+            f"frames of different shapes, {frames[0].shape} and {different.shape}: give size= and a "
+            f"mode= with a fixed number of channels"
         )
-        return pixels
-    except DecodeError:
-        raise
-    except (ValueError, KeyError) as error:
-        # simplejpeg raises ValueError for every refusal, and KeyError for a colour space or
-        # subsampling that it has no name for.
-        reason = str(error)
-        if reason.startswith(_DAMAGE) and _NO_DAMAGE not in reason:
-            raise DecodeError(_describe_damage(reason, len(view))) from error
-        return None
+    return np.stack(frames)
 
 
-def _describe_damage(reason: str, size: int) -> str:
-    if reason.startswith("Premature end"):
-        return f"truncated JPEG: the data ends after {size:,} bytes, before the picture does"
-    return f"damaged JPEG ({size:,} bytes): {reason.removeprefix('Corrupt JPEG data: ')}"
+# What they share
 
 
-def _scale(height: int, width: int, at_least: tuple[int, int]) -> int:
-    """Choose by how much libjpeg may shrink while it decodes: 1, 2, 4 or 8."""
-    for scale in _SCALES:
-        if height >= scale * at_least[0] and width >= scale * at_least[1]:
-            return scale
-    return 1
+def as_wanted(
+    *,
+    size: int | tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    **choices: Any,
+) -> Wanted:
+    """Check the options of `decode_image`."""
+    for name, value in choices.items():
+        allowed = _CHOICES.get(name)
+        if allowed is None:
+            raise TypeError(f"there is no option {name!r}")
+        if value not in allowed:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
+            )
+    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
+        raise ValueError(f"max_pixels must be a whole number of at least 1, not {max_pixels!r}")
+    return Wanted(
+        size=None if size is None else _fit.as_height_width(size),
+        fit=choices.get("fit", "stretch"),
+        mode=choices.get("mode", "RGB"),
+        layout=choices.get("layout", "HWC"),
+        turn=choices.get("exif", "apply") == "apply",
+        tolerate=choices.get("damaged", "error") == "tolerate",
+        max_pixels=max_pixels,
+        backend=choices.get("backend", "auto"),
+    )
 
 
-def _as_bytes(data: object) -> memoryview[int]:
-    """View ``data`` as bytes, without a copy."""
-    if isinstance(data, (str, os.PathLike)):
-        raise TypeError(
-            f"decode_image takes the content of a file as bytes, not its path "
-            f"({os.fspath(data)!r}): use read_image(path), or decode_image(path.read_bytes())"
-        )
+def read_decoded(path: str | bytes | os.PathLike[str], wanted: Wanted, out: Any) -> Any:
+    """Read and decode a file; a refusal names it."""
+    data = read_regular_file(path)
     try:
-        view = memoryview(data)  # type: ignore[arg-type]  # what is no buffer ends below
-    except TypeError:
-        raise TypeError(
-            f"decode_image takes the content of a file as bytes, not {type(data).__name__}: "
-            f"read the file first, as with open(path, 'rb').read()"
-        ) from None
-    if view.ndim != 1:
-        raise TypeError(
-            f"decode_image takes the content of a file as bytes, not an array of shape "
-            f"{view.shape}: this picture seems to be decoded already"
-        )
-    return view.cast("B")
+        return decoded(memoryview(data), wanted, out)[0]
+    except DecodeError as error:
+        raise DecodeError(f"{path_text(path)}: {error}") from error.__cause__
 
 
-def _as_height_width(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Check ``size`` and return it as (height, width)."""
-    try:
-        if isinstance(size, tuple | list):
-            height, width = (operator.index(side) for side in size)
-        else:
-            height = width = operator.index(size)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"size must be None, a number of pixels, or a pair (height, width), not {size!r}"
-        ) from None
-    if height < 1 or width < 1:
-        raise ValueError(f"size must be at least 1 pixel along each side, not {size!r}")
-    return height, width
+def decoded(view: memoryview[int], wanted: Wanted, out: Any) -> tuple[Any, str | None]:
+    """Decode, resize, turn; return the array, and what was wrong with the data."""
+    check_out(out, wanted)
+    if len(view) == 0:
+        raise DecodeError("there is no data to decode: the file is empty (0 bytes)")
+    picture = _with_backend(view, wanted)
+    return finished(picture, wanted, out), picture.damage
 
 
-def _read_regular_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a whole file, and refuse what is no regular file without ever waiting for it."""
-    with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file (a pipe or a device)", os.fspath(path))
-        # readall() reads to the end, also where one read() returns less than was asked for.
-        return file.readall()
+def _with_backend(view: memoryview[int], wanted: Wanted) -> Decoded:
+    backend, is_jpeg = wanted.backend, bytes(view[:3]) == JPEG
+    picture = None
+    if backend in _backends.NAMES:
+        picture = _backends.decode_with(backend, view, wanted)
+    elif backend == "simplejpeg":
+        if not is_jpeg:
+            raise DecodeError(
+                "not a JPEG, and backend='simplejpeg' decodes nothing else: leave it out"
+            )
+        if installed() is None:
+            raise ImportError(
+                "simplejpeg is not installed: pip install 'spdl-async[image]'", name="simplejpeg"
+            )
+    if picture is None and is_jpeg and backend != "pillow" and installed() is not None:
+        picture = decode_jpeg(view, wanted)
+    return decode_with_pillow(view, wanted) if picture is None else picture
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def finished(picture: Decoded, wanted: Wanted, out: Any) -> Any:
+    """Crop, resize, turn, and bring it into the layout; write it into ``out`` where that is given."""
+    pixels, orientation = picture.pixels, picture.orientation if wanted.turn else 1
+    size = stored_size(wanted.size, orientation)
+    if size is not None:
+        part = _fit.cropped((pixels.shape[0], pixels.shape[1]), size, wanted.fit)
+        top, left = _fit.margin((pixels.shape[0], pixels.shape[1]), part)
+        pixels = pixels[top : top + part[0], left : left + part[1]]
+        target = _fit.inner(picture.full, size, wanted.fit)
+        pixels = resize(pixels, target, alpha=picture.alpha, nearest=picture.indices)
+    if wanted.mode == "RGBA" and pixels.shape[2] != 4:
+        pixels = as_mode(pixels, "RGBA")
+    pixels = upright(pixels, orientation)
+    if out is None and wanted.layout == "HWC" and wanted.size in (None, pixels.shape[:2]):
+        return np.require(pixels, requirements=["C", "W"])
+    height, width = wanted.size or (pixels.shape[0], pixels.shape[1])
+    shape = (height, width, pixels.shape[2])
+    if wanted.layout == "CHW":
+        shape = (shape[2], height, width)
+    result = np.empty(shape, pixels.dtype) if out is None else pixels_of(out, shape, pixels.dtype)
+    write(pixels, result if wanted.layout == "HWC" else result.transpose(1, 2, 0))
+    return result if out is None else out

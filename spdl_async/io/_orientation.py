@@ -8,9 +8,7 @@ directory) as in CIPA DC-008, section 4.5; tag 0x0112 "Orientation" holds 1 to 8
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,24 +39,29 @@ def jpeg_orientation(data: memoryview[int]) -> int:
         length = data[position + 2] << 8 | data[position + 3]
         body = position + 4
         if marker == _APP1 and data[body : body + 6] == _EXIF:
-            return _tiff_orientation(bytes(data[body + 6 : position + 2 + length]))
+            return exif_orientation(bytes(data[body : position + 2 + length]))
         position += 2 + length
     return 1
 
 
-def _tiff_orientation(exif: bytes) -> int:
-    """Look the orientation up in the first directory of a TIFF structure."""
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None or len(exif) < 8:
+def exif_orientation(exif: bytes) -> int:
+    """Look the orientation up in an EXIF block; 1 where it is damaged or says nothing sensible.
+
+    Args:
+        exif: a TIFF structure, which in some formats has "Exif" and two zeros before it.
+    """
+    tiff = exif.removeprefix(_EXIF)
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None or len(tiff) < 8:
         return 1
-    (start,) = struct.unpack_from(order + "I", exif, 4)
-    if start + 2 > len(exif):
+    (start,) = struct.unpack_from(order + "I", tiff, 4)
+    if start + 2 > len(tiff):
         return 1
-    (entries,) = struct.unpack_from(order + "H", exif, start)
+    (entries,) = struct.unpack_from(order + "H", tiff, start)
     # An entry is tag, type, count and value, 12 bytes; a short sits at the value's beginning.
-    end = min(start + 2 + 12 * entries, len(exif) - 11)
+    end = min(start + 2 + 12 * entries, len(tiff) - 11)
     for entry in range(start + 2, end, 12):
-        tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, entry)
+        tag, kind, _, value = struct.unpack_from(order + "HHIH", tiff, entry)
         if tag == _ORIENTATION_TAG and kind == 3 and 1 <= value <= 8:
             return int(value)
     return 1
@@ -71,17 +74,17 @@ def stored_size(size: tuple[int, int] | None, orientation: int) -> tuple[int, in
     return (size[1], size[0])
 
 
-def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     """Turn a picture as its EXIF orientation asks.
 
     Args:
-        pixels: shape (height, width, 3), as stored.
+        pixels: shape (height, width, channels), as stored.
         orientation: 1 to 8. Row 0 of the stored picture is, upright, its: 1 top, 2 top
             mirrored, 3 bottom mirrored, 4 bottom, 5 left, 6 right, 7 right mirrored, 8 left
             mirrored.
 
     Returns:
-        A C-contiguous array; ``pixels`` itself for orientation 1.
+        A view, which is ``pixels`` itself for orientation 1.
     """
     if orientation == 1:
         return pixels
@@ -90,4 +93,10 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
         turned = turned[::-1]
     if orientation in (2, 3, 6, 7):
         turned = turned[:, ::-1]
-    return np.ascontiguousarray(turned)
+    return turned
+
+
+def as_stored(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Undo `upright`."""
+    # Quarter turns are each other's inverses; all the others are their own.
+    return upright(pixels, {6: 8, 8: 6}.get(orientation, orientation))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+Image.init()  # all formats are in Image.SAVE from here on
+
 
 def photo(height: int = 120, width: int = 161) -> Image.Image:
     """A picture with soft and fine structure, and no symmetry that would hide a wrong turn."""

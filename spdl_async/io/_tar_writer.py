@@ -127,9 +127,9 @@ class TarWriter:
         count = sum(map(len, parts))
         if self._file is not None and self._is_full(count):
             self._finish()
+        file = self._file or self._begin()
         if key in self._keys:
             raise ValueError(f"sample {key!r} is in this archive already")
-        file = self._file or self._begin()
         try:
             for part in parts:
                 file.write(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import lzma
 import os
 import stat
 import struct
@@ -27,13 +26,15 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 1 << 20
 ENCRYPTED: Final = 0x1
+METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+"""LZMA is none of them: a member of a few bytes can have its decoder take a dictionary of 4 GiB."""
+
 LOCAL_HEADER: Final = 30
 """Bytes of a local header without its name."""
 
 _DAMAGE: Final = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     struct.error,
     EOFError,
     NotImplementedError,
@@ -71,7 +72,7 @@ def iter_zip(
 ) -> Iterator[ZipMember]:
     """Iterate over the files in a zip archive, in the order of its directory.
 
-    Stored, deflated, bzip2 and LZMA members and zip64 are read, and the CRC of each member is verified.
+    Stored, deflated and bzip2 members and zip64 are read, and the CRC of each member is verified.
     Directories and symbolic links are passed over: one log record counts them, and ``on_skip`` hears of
     each. Nothing is ever written to disk. The directory of a zip archive stands at its end, so that one
     that was cut short gives nothing but an error; tar archives are what lasts when it is read in order.
@@ -87,8 +88,8 @@ def iter_zip(
         A :class:`ZipMember` for each file.
 
     Raises:
-        ArchiveError: the archive is damaged, encrypted, hostile (members that overlap or are larger
-            than the limit), or no zip archive.
+        ArchiveError: the archive is damaged, encrypted, compressed in another way, hostile (members that
+            overlap or are larger than the limit), or no zip archive.
         OSError: the file cannot be opened or read.
         TypeError: ``source`` is something else.
         ValueError: ``max_member_bytes`` is negative.
@@ -177,7 +178,7 @@ def _check_overlaps(opened: zipfile.ZipFile, archive: str) -> None:
 
 
 def _reason_to_skip(info: zipfile.ZipInfo) -> str:
-    if info.is_dir():
+    if info.filename.endswith("/"):
         return "directory"
     # The upper half has the mode of Unix where the archive was made there.
     return "symbolic link" if stat.S_ISLNK(info.external_attr >> 16) else ""
@@ -187,6 +188,14 @@ def _read(opened: zipfile.ZipFile, info: zipfile.ZipInfo, archive: str, most: in
     name, offset = info.filename, info.header_offset
     if info.flag_bits & ENCRYPTED:
         raise _error(archive, name, offset, "is encrypted, and iter_zip takes no password")
+    if info.compress_type not in METHODS:
+        raise _error(
+            archive,
+            name,
+            offset,
+            f"is compressed by method {info.compress_type}, which is not read here: stored, deflated and "
+            f"bzip2 members are",
+        )
     if most is not None and info.file_size > most:
         raise _error(
             archive,

@@ -7,8 +7,9 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
+from spdl_async import DROP, Drop
 from spdl_async.io import SampleDecoder, SkippedMember, tar_samples
 from spdl_async.sources._patterns import expand_shards, is_url
 
@@ -123,15 +124,22 @@ class TarShards:
 
     def __iter__(self) -> Iterator[Sample]:
         epoch = getattr(self._told, "epoch", self._epoch)
-        return _Pass(iter(self.order(epoch)), self._open, self._decode, self._options)
+        samples = _Pass(iter(self.order(epoch)), self._open, self._decode, self._options)
+        return cast(
+            "Iterator[Sample]", samples
+        )  # DROP is for the pipeline, which asks on after errors
 
     def __repr__(self) -> str:
         first = self.shards[0]
         return f"<TarShards: {len(self.shards)} from {first!r}{', shuffled' * self._shuffle}>"
 
 
-class _Pass(Generator[Sample, None, None]):
-    """One pass. Unlike a generator it goes on behind an error: with the next sample or shard."""
+class _Pass(Generator[Sample | Drop, None, None]):
+    """One pass. Unlike a generator it goes on behind an error: with the next sample or shard.
+
+    A pipeline takes a source that ends right behind an error for one that cannot go on. So an error in
+    the last shard is followed by DROP, which the pipeline drops, and then by the end.
+    """
 
     def __init__(
         self,
@@ -146,9 +154,22 @@ class _Pass(Generator[Sample, None, None]):
         self._options = options
         self._samples: Iterator[Sample] | None = None
         self._stream: Any = None
+        self._failed = False
 
-    def send(self, _: None) -> Sample:
+    def send(self, _: None) -> Sample | Drop:
         """Return the next sample."""
+        try:
+            return self._next()
+        except StopIteration:
+            if not self._failed:
+                raise
+            self._failed = False
+            return DROP
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _next(self) -> Sample:
         while True:
             samples = self._samples
             if samples is None:
@@ -159,6 +180,7 @@ class _Pass(Generator[Sample, None, None]):
                 self._leave()
                 raise
             if sample is not None:
+                self._failed = False
                 return sample if self._decode is None else self._decode(sample)
             self._leave()
 
@@ -167,7 +189,7 @@ class _Pass(Generator[Sample, None, None]):
         kind: Any,
         value: Any = None,
         traceback: TracebackType | None = None,
-    ) -> Sample:
+    ) -> Sample | Drop:
         """End the pass with an exception."""
         self.close()
         return super().throw(kind, value, traceback)

@@ -18,10 +18,10 @@ def pairs(content: Content) -> list[tuple[str, bytes]]:
     return list(content.items() if isinstance(content, Mapping) else content)
 
 
-def tar_of(content: Content, *, format: int = tarfile.PAX_FORMAT, **options: Any) -> bytes:
+def tar_of(content: Content, *, kind: int = tarfile.PAX_FORMAT, **options: Any) -> bytes:
     """Return an archive that tarfile makes."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=format, **options) as tar:
+    with tarfile.open(fileobj=file, mode="w", format=kind, **options) as tar:
         for name, data in pairs(content):
             info = tarfile.TarInfo(name)
             info.size = len(data)

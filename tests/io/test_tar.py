@@ -49,13 +49,13 @@ def until_error(source: Any, **options: Any) -> tuple[list[tuple[str, bytes]], A
 # Formats
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("how", ["plain", "gzip", "zstd"])
-def test_every_format_from_every_source(format: int, how: str, tmp_path: Path) -> None:
+def test_every_format_from_every_source(kind: int, how: str, tmp_path: Path) -> None:
     if how == "zstd":
         pytest.importorskip("zstandard")
     content = {**THREE, "folder/" * 13 + "n" * 90: b"ustar has a prefix for it", "ü/é.txt": b"x"}
-    data = packed(tar_of(content, format=format), how)
+    data = packed(tar_of(content, kind=kind), how)
     path = tmp_path / "x.tar"
     path.write_bytes(data)
     with path.open("rb") as file:
@@ -68,10 +68,10 @@ def test_data_are_views_where_all_is_there_and_bytes_where_it_is_not(tmp_path: P
     data = tar_of(THREE)
     path = tmp_path / "x.tar"
     path.write_bytes(data)
-    for source in (path, data):
-        assert all(type(m.data) is memoryview for m in iter_tar(source))
-    for source in (io.BytesIO(data), gzip.compress(data)):
-        assert all(type(m.data) is bytes for m in iter_tar(source))
+    whole: list[Any] = [path, data]
+    assert all(type(m.data) is memoryview for source in whole for m in iter_tar(source))
+    parts: list[Any] = [io.BytesIO(data), gzip.compress(data)]
+    assert all(type(m.data) is bytes for source in parts for m in iter_tar(source))
 
 
 def test_views_outlive_the_iteration_and_the_file(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_views_outlive_the_iteration_and_the_file(tmp_path: Path) -> None:
 
 def test_offsets_are_where_tarfile_finds_the_members() -> None:
     content = {"n" * 120: b"pax", "plain": b"1234", "ü": b"5"}
-    for format in FORMATS.values():
-        data = tar_of({"a": b"x"} if format == tarfile.USTAR_FORMAT else content, format=format)
+    for kind in FORMATS.values():
+        data = tar_of({"a": b"x"} if kind == tarfile.USTAR_FORMAT else content, kind=kind)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             wanted = [(m.offset, m.size, m.offset_data) for m in tar]
         assert [m[2:] for m in iter_tar(data)] == wanted
@@ -232,7 +232,7 @@ def plain_end(data: bytes) -> int:
     return len(data.rstrip(b"\0")) + 511 & -512
 
 
-WHOLE = tar_of({"a": b"1" * 600, "b": b"2" * 600, "c": b"3" * 600}, format=tarfile.USTAR_FORMAT)
+WHOLE = tar_of({"a": b"1" * 600, "b": b"2" * 600, "c": b"3" * 600}, kind=tarfile.USTAR_FORMAT)
 C_AT = 2 * 1536
 
 
@@ -438,7 +438,7 @@ def test_random_archives_are_read_as_tarfile_reads_them() -> None:
              draw.randbytes(draw.choice([0, 1, 511, 512, 513, 5000, 300_000])))
             for _ in range(draw.randrange(12))
         ]  # fmt: skip
-        data = tar_of(content, format=draw.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+        data = tar_of(content, kind=draw.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
         for source in (
             data,
             io.BytesIO(data),

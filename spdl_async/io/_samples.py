@@ -196,7 +196,8 @@ class _Grouping:
                     yield sample
             if not tolerant:
                 raise error from None
-            logger.warning("%s; the rest of this shard is left out", error)
+            # As text: a record that somebody keeps must not keep the file mapped.
+            logger.warning("%s; the rest of this shard is left out", str(error))
         finally:
             if self.incomplete:
                 logger.warning(

@@ -337,9 +337,10 @@ def test_a_failure_names_shard_member_and_byte(tmp_path: Path) -> None:
 def test_damage_in_a_shard_is_named_in_the_record(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(member(b"a.txt", b"1") + member(b"b.txt", b"22")[:513])
-    builder = PipelineBuilder().add_source([path]).expand(tar_samples, on_error="skip")
-    with builder.build().run_sync() as run:
-        assert len(list(run)) == 1
+    (tmp_path / "good.tar").write_bytes(tar_of({"c.txt": b"3"}))
+    builder = PipelineBuilder().add_source([path, tmp_path / "good.tar"])
+    with builder.expand(tar_samples, on_error="skip").build().run_sync() as run:
+        assert [sample["__key__"] for sample in run] == ["a", "c"]
     (record,) = failures_of(run)
     assert record["error"].endswith("ArchiveError")
     assert record["message"] == f"{path} is cut short in a member (byte 1,024, member 'b.txt')"

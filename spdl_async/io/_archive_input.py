@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 CHUNK: Final = 1 << 18
 """Bytes that are read from a stream at a time: many small members, and little enough to stay in a cache."""
 
+LARGE: Final = 1 << 15
+"""Bytes from which on a member is read by itself."""
+
+PIECE: Final = 1 << 20
+"""Most bytes that are asked for at once: a file allocates what it is asked for before it reads."""
+
 PACKED_CHUNK: Final = 1 << 16
 """Compressed bytes that are handed to zlib at a time, whose output is bounded by ``CHUNK``."""
 
@@ -81,25 +87,29 @@ class Mapped:
 class Streamed:
     """A part of a stream; slices are bytes of their own.
 
+    Small members are read by many at a time. A large one is read into bytes of its own, and nothing
+    behind it, which would have to be copied again.
+
     ``why`` says what ended the stream before its time: what was read until then is used first.
     """
 
-    __slots__ = ("_chunks", "base", "data", "why")
+    __slots__ = ("_ahead", "_read", "base", "data", "why")
 
     lasts = False
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self._ahead = CHUNK
         self.base = 0
         self.data: memoryview | bytes = b""
         self.why = ""
 
-    def _next(self) -> bytes:
+    def _next(self, count: int) -> bytes:
         try:
-            return next(self._chunks, b"")
+            return self._read(count)
         except _PackedError as error:
             self.why = str(error)
-            self._chunks = iter(())
+            self._read = bytes_of_nothing
             return b""
 
     def fill(self, at: int, count: int) -> bool:
@@ -107,9 +117,10 @@ class Streamed:
         kept = self.data[at - self.base :]
         parts, have = [kept], len(kept)
         while have < count:
-            chunk = self._next()
+            chunk = self._next(max(count - have, self._ahead))
             if not chunk:
                 break
+            self._ahead = min(CHUNK, 4 * self._ahead)
             parts.append(chunk)
             have += len(chunk)
         self.base, self.data = at, b"".join(parts)
@@ -118,31 +129,33 @@ class Streamed:
     def body(self, at: int, count: int) -> memoryview | bytes | None:
         """Return bytes of the archive, ``None`` where the stream ends before.
 
-        A count that the stream does not have allocates no more than what it has.
+        A count that the stream does not have allocates no more than what it has and one piece.
         """
         start = at - self.base
         kept = self.data[start : start + count]
         if len(kept) == count:
             return kept
-        parts, missing = [kept], count - len(kept)
+        if count >= LARGE:
+            self._ahead = 512
+        parts, missing = [kept] if kept else [], count - len(kept)
         while missing > 0:
-            chunk = self._next()
+            chunk = self._next(min(PIECE, max(missing, self._ahead)))
             if not chunk:
                 self.base, self.data = at, b""
                 return None
             parts.append(chunk[:missing])
             self.base, self.data = at + count, chunk[missing:]
             missing -= len(chunk)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def skip(self, at: int, count: int) -> bool:
         """Read over bytes that nobody needs, holding a chunk at a time."""
         end = at + count
-        while self.base + len(self.data) < end:
-            chunk = self._next()
+        while (have := self.base + len(self.data)) < end:
+            chunk = self._next(min(CHUNK, max(end - have, self._ahead)))
             if not chunk:
                 return False
-            self.base, self.data = self.base + len(self.data), chunk
+            self.base, self.data = have, chunk
         return True
 
     def rest(self, at: int) -> bytes:
@@ -151,6 +164,11 @@ class Streamed:
 
 
 Window = Mapped | Streamed
+
+
+def bytes_of_nothing(_: int) -> bytes:
+    """Read from a stream that has ended."""
+    return b""
 
 
 class _PackedError(Exception):
@@ -189,54 +207,66 @@ def open_window(source: str | os.PathLike[str] | Buffer | BinaryStream) -> Gener
         with open(source, "rb") as file:
             status = os.fstat(file.fileno())
             whole = stat.S_ISREG(status.st_mode) and status.st_size > 0
-            packer = _packer(file.peek(8)[:8]) if whole else None
-            if not whole or packer:  # a FIFO and what /proc shows have no size to map
-                yield _streamed(_reads(file, PACKED_CHUNK if packer else CHUNK))
+            if not whole or _packer(file.peek(8)[:8]):  # what /proc shows has no size to map
+                yield _streamed(_reader(file))
                 return
             # The views that are given out keep the mapping alive, and the last one ends it.
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         yield Mapped(view)
     elif hasattr(source, "read"):
-        yield _streamed(_reads(source, CHUNK))
+        yield _streamed(_reader(source))
     else:
         view = memoryview(source).cast("B")
         if packer := _packer(bytes(view[:8])):
             pieces = (bytes(view[i : i + PACKED_CHUNK]) for i in range(0, len(view), PACKED_CHUNK))
-            yield Streamed(packer(pieces))
+            yield Streamed(_one_after_another(packer(pieces)))
         else:
             yield Mapped(view)
 
 
-def _reads(stream: Any, size: int) -> Iterator[bytes]:
-    while True:
-        chunk = stream.read(size)
-        if type(chunk) is not bytes:
-            if not isinstance(chunk, (bytearray, memoryview)):
-                if hasattr(chunk, "close") and hasattr(chunk, "send"):
-                    chunk.close()  # a coroutine, which would warn that nobody awaited it
-                raise TypeError(
-                    f"read() of {type(stream).__name__} returned {type(chunk).__name__} and not bytes: "
-                    f"the stream must be binary, blocking and not async"
-                )
-            chunk = bytes(chunk)
-        if not chunk:
-            return
-        yield chunk
+def _reader(stream: Any) -> Callable[[int], bytes]:
+    """Return the stream's ``read``, which may return fewer bytes and none at its end."""
+    stream_read = stream.read
+
+    def read(count: int) -> bytes:
+        chunk = stream_read(count)
+        if type(chunk) is bytes:
+            return chunk
+        if isinstance(chunk, (bytearray, memoryview)):
+            return bytes(chunk)
+        if hasattr(chunk, "close") and hasattr(chunk, "send"):
+            chunk.close()  # a coroutine, which would warn that nobody awaited it
+        raise TypeError(
+            f"read() of {type(stream).__name__} returned {type(chunk).__name__} and not bytes: "
+            f"the stream must be binary, blocking and not async"
+        )
+
+    return read
 
 
-def _streamed(chunks: Iterator[bytes]) -> Streamed:
+def _one_after_another(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
+    def read(_: int) -> bytes:
+        return next(chunks, b"")
+
+    return read
+
+
+def _streamed(read: Callable[[int], bytes]) -> Streamed:
     head = b""
-    for chunk in chunks:  # the first read may be as short as one byte
+    while len(head) < 8 and (chunk := read(8 - len(head))):  # a read may be as short as one byte
         head += chunk
-        if len(head) >= 8:
-            break
     packer = _packer(head)
+    if packer is None:
+        window = Streamed(read)
+        window.data = head
+        return window
 
     def again() -> Iterator[bytes]:
         yield head
-        yield from chunks
+        while chunk := read(PACKED_CHUNK):
+            yield chunk
 
-    return Streamed(packer(again()) if packer else again())
+    return Streamed(_one_after_another(packer(again())))
 
 
 def _packer(head: bytes) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:

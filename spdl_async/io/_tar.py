@@ -108,8 +108,9 @@ def read_members(
             data, base = window.data, window.base
             p, end = at - base, len(data) - 511
             member: TarMember | None = None
-            # A global header can change what plain members say of themselves.
-            while p < end and not reader.globals:
+            if reader.globals:  # which can change what plain members say of themselves
+                end = p
+            while p < end:
                 raw, digits, twelfth, field, kind, prefix = unpack(data, p)
                 if kind != b"0" or prefix != b"\0" or twelfth > b" ":
                     break

@@ -120,7 +120,7 @@ class Streamed:
             chunk = self._next(max(count - have, self._ahead))
             if not chunk:
                 break
-            self._ahead = min(CHUNK, 4 * self._ahead)
+            self._ahead = min(CHUNK, 4 * self._ahead + 512)
             parts.append(chunk)
             have += len(chunk)
         self.base, self.data = at, b"".join(parts)
@@ -136,7 +136,7 @@ class Streamed:
         if len(kept) == count:
             return kept
         if count >= LARGE:
-            self._ahead = 512
+            self._ahead = 0
         parts, missing = [kept] if kept else [], count - len(kept)
         while missing > 0:
             chunk = self._next(min(PIECE, max(missing, self._ahead)))

@@ -129,10 +129,3 @@ class Spending:
         allowed = limit * self.calls if isinstance(limit, Fraction) else limit
         if self.failures > allowed:
             raise TooManyFailures("spent")
-
-
-def counted(spending: Spending, above: Iterator[Any]) -> Iterator[Any]:
-    """Count what comes to a stage."""
-    for item in above:
-        spending.calls += 1
-        yield item

@@ -11,9 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal, cast
 
-from chaos_kinds import Spending, counted
+from chaos_kinds import Spending
 from fuzz_ops import Op, digest
 
 from spdl_async import DROP, TooManyFailures
@@ -161,16 +162,27 @@ class _Tree(_Loops):
             spending = stage.spending
             if spending is not None:
                 options["on_error"] = spending
-                items = self.kept(counted(spending, items))
+                items = self.kept(self.counted(spending, items))
             step = Step(verb=cast("Any", stage.verb), argument=stage.reference, options=options)
             items = self.kept(self.step(step, number, items))
             if spending is not None:
                 items = self.kept(self.looked_at(spending, items))
         return items
 
+    def counted(self, spending: Spending, above: Items) -> Items:
+        """Count what comes to a stage; a share is looked at behind every call from the hundredth on."""
+        for item in above:
+            spending.calls += 1
+            yield item
+            if isinstance(spending.limit, Fraction) and spending.calls >= 100:
+                self.look(spending)
+
     def looked_at(self, spending: Spending, items: Items) -> Items:
         """Look at a stage's budget once more at its end."""
         yield from items
+        self.look(spending)
+
+    def look(self, spending: Spending) -> None:
         try:
             spending.look()
         except TooManyFailures as error:

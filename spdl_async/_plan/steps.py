@@ -219,6 +219,19 @@ class RoutePlan:
     batched: bool
 
     @property
+    def in_place(self) -> bool:
+        """Whether items keep their order, and nothing in the branches makes others of them."""
+        return (
+            self.ordered
+            and not self.batched
+            and all(
+                isinstance(step, MapPlan) or (isinstance(step, RoutePlan) and not step.batched)
+                for branch in self.branches
+                for step in steps_of(branch)
+            )
+        )
+
+    @property
     def floor(self) -> int:
         """The number of items that go about in the branches while ops are slow."""
         steps = [step for branch in self.branches for step in branch]

@@ -287,23 +287,27 @@ class RouteStep(Step):
                 self.end_with(self.fatal)
         elif self.asking:
             return
-        elif not self.ready and not self.held and len(self.verdicts) == len(self.ends):
+        elif not self.ready and not self.holds_any() and len(self.verdicts) == len(self.ends):
             self.closed = True
             own = (v for v in self.verdicts.values() if v is not None)
             self.out.close(self.inp.failure or next(own, None))
+
+    def holds_any(self) -> bool:
+        """Tell whether routed items have not left yet."""
+        return bool(self.held)
 
     def gather(self) -> None:
         """Move to ``ready`` what may leave now."""
         before = self.accepted
         if not self.by_ways:
-            self.look_for_failure(None)
+            self.look_for_failure(list(self.verdicts))
         elif self.ordered:
             while self.held and self.fatal is None and not self.asking:
                 way = self.held[0]
                 if way.results:
                     self.leave(way)
                 if way.open:
-                    self.look_for_failure(way)
+                    self.look_for_failure(way.waiting if self.batched else (way.branch,))
                     break
                 self.held.popleft()
                 self.finish(way)
@@ -312,7 +316,7 @@ class RouteStep(Step):
                 way = self.done.popleft()
                 self.held.remove(way)
                 self.finish(way)
-            self.look_for_failure(None)
+            self.look_for_failure(list(self.verdicts))
         if self.accepted < before:
             self.meters[0].queue = self.accepted
             self.room.set()
@@ -363,18 +367,13 @@ class RouteStep(Step):
         if not self.asking:
             decide()
 
-    def look_for_failure(self, head: Way | None) -> None:
+    def look_for_failure(self, among: Iterable[int]) -> None:
         """Find the failure that ends the data: with input order, that of the first unfinished item."""
-        for branch, failure in self.verdicts.items():
-            if failure is None:
-                continue
-            if head is None or not self.ordered or branch in self.branches_of(head):
+        for branch in among:
+            failure = self.verdicts.get(branch)
+            if failure is not None:
                 self.fatal = failure
                 return
-
-    def branches_of(self, way: Way) -> Iterable[int]:
-        """Return the branches that an item is still in."""
-        return way.waiting if self.batched else (way.branch,)
 
     def end_with(self, error: BaseException) -> None:
         """End the run's data with a failure."""

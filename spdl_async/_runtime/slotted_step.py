@@ -83,8 +83,9 @@ class SlottedStep(WindowedStep):
     @property
     def may_start(self) -> bool:
         """Whether calls may still have to be started."""
-        inp = self.inp
-        return not self.halted and bool(self.inbox or len(inp) or not inp.closed)
+        inp, gate = self.inp, self.gate
+        waiting = self.inbox or (gate is not None and gate.items)
+        return not self.halted and bool(waiting or len(inp) or not inp.closed)
 
     def take_over(self, before: Step) -> None:
         if isinstance(before, SlottedStep):

@@ -46,6 +46,7 @@ class Step:
     """One step of a run, on the engine's loop."""
 
     span: Span | None = None
+    around: Step | None = None  # the route in one of whose branches it is
     budget: Budget | None = None  # of bytes, where the run has one
     gate: Gate | None = None  # what it has to ask there before it begins something
     occupied = False  # user code that no gate knows of is at work
@@ -180,6 +181,12 @@ class Step:
         """Let go of a task that has ended."""
         if task in self.tasks:
             self.tasks.remove(task)
+
+    def gone(self) -> None:
+        """Hear, as a route, that an item was dropped or skipped in a branch."""
+        self.advance_soon()
+        if self.around is not None:
+            self.around.gone()
 
     def advance_soon(self) -> None:
         """Advance in the loop's next turn, once for all that finishes in this one."""

@@ -19,6 +19,9 @@ DONE: Final = 1
 DROPPED: Final = 2
 FAILED: Final = 3
 
+GONE: Final = -1
+"""The ``at`` of an item that was dropped or skipped in a branch of a route, and settled."""
+
 MAX_KEPT_BYTES: Final = 1024
 KEPT_TYPES: Final = frozenset({int, float, bool, type(None)})
 

@@ -13,7 +13,7 @@ from spdl_async._runtime.host import Host
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Step, guarded
-from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item, OpFailure
+from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, GONE, PENDING, Item, OpFailure
 
 
 class WindowedStep(Step):
@@ -208,6 +208,9 @@ class WindowedStep(Step):
         if self.fatal is not None:
             return False  # not released: what comes behind it must not leave before the failure
         self.host.ledger.release(item)
+        if self.around is not None:
+            item.at = GONE
+            self.around.gone()
         return True
 
     def after_taken(self, count: int) -> None:

@@ -29,6 +29,7 @@ from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
+from spdl_async._runtime.in_place_route_step import InPlaceRouteStep
 from spdl_async._runtime.lifespan import in_lifespan
 from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.merge_step import make_merge
@@ -100,6 +101,9 @@ def lay_branches(engine: Engine, plan: RoutePlan, route: RouteStep) -> None:
         if branch:
             lay_steps(engine, branch, edges, end, (route,))
         route.inner += engine.steps[known:]
+    for step in route.inner:
+        if step.around is None:  # those of a route in a branch know that one
+            step.around = route
     route.attach(inlets)
 
 
@@ -249,7 +253,8 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
 
 @make_step.register(RoutePlan)
 def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
-    return RouteStep(
+    make = InPlaceRouteStep if plan.in_place else RouteStep
+    return make(
         engine,
         above,
         below,

@@ -1,8 +1,12 @@
-"""Sources: what to give to ``add_source`` where a list of paths is not enough."""
+"""Things to give to ``add_source``, on the public API only."""
 
 from __future__ import annotations
 
 from spdl_async.sources._patterns import expand_shards as expand_shards
+from spdl_async.sources._push import PushSource as PushSource
 from spdl_async.sources._tar_shards import TarShards as TarShards
 
-__all__ = ["TarShards", "expand_shards"]
+__all__ = ["PushSource", "TarShards", "expand_shards"]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__

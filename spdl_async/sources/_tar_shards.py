@@ -6,16 +6,17 @@ import os
 import random
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from spdl_async import DROP, Drop
-from spdl_async.io import SampleDecoder, SkippedMember, tar_samples
 from spdl_async.sources._patterns import expand_shards, is_url
 
 if TYPE_CHECKING:
     from typing import TypedDict
 
+    from spdl_async.io import SampleDecoder, SkippedMember
     from spdl_async.io._samples import Rename
 
     class SampleOptions(TypedDict, total=False):
@@ -91,6 +92,8 @@ class TarShards:
         open: Callable[[str], Any] | None = None,  # noqa: A002 -- what it does
         **options: Unpack[SampleOptions],
     ) -> None:
+        from spdl_async.io import SampleDecoder, tar_samples  # what pushes items needs none of it
+
         self.shards = tuple(expand_shards(urls))
         if not self.shards:
             raise ValueError("TarShards got no shards")
@@ -100,12 +103,12 @@ class TarShards:
                 open(shard)
         elif not callable(open):
             raise TypeError(f"open is a function of a shard's name, not {open!r}")
-        tar_samples(b"", **options)  # hears of wrong options now
+        self._read: Callable[..., Iterator[Sample]] = partial(tar_samples, **options)
+        self._read(b"")  # hears of wrong options now
         self._open = open
         self._shuffle = shuffle
         self._seed = seed
         self._decode = None if decoders is None else SampleDecoder(decoders)
-        self._options = options
         # The pipeline tells the epoch in the thread that reads next, where other passes may go on.
         self._told = threading.local()
         self._epoch = 0
@@ -124,7 +127,7 @@ class TarShards:
 
     def __iter__(self) -> Iterator[Sample]:
         epoch = getattr(self._told, "epoch", self._epoch)
-        samples = _Pass(iter(self.order(epoch)), self._open, self._decode, self._options)
+        samples = _Pass(iter(self.order(epoch)), self._open, self._decode, self._read)
         return cast(
             "Iterator[Sample]", samples
         )  # DROP is for the pipeline, which asks on after errors
@@ -146,12 +149,12 @@ class _Pass(Generator[Sample | Drop, None, None]):
         shards: Iterator[str],
         open_shard: Callable[[str], Any],
         decode: SampleDecoder | None,
-        options: SampleOptions,
+        read: Callable[..., Iterator[Sample]],
     ) -> None:
         self._shards = shards
         self._open = open_shard
         self._decode = decode
-        self._options = options
+        self._read = read
         self._samples: Iterator[Sample] | None = None
         self._stream: Any = None
         self._failed = False
@@ -205,7 +208,7 @@ class _Pass(Generator[Sample | Drop, None, None]):
         if hasattr(opened, "read"):
             self._stream = opened
         try:
-            return tar_samples(opened, name=shard, **self._options)
+            return self._read(opened, name=shard)
         except BaseException:
             self._leave()
             raise

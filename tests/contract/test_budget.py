@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from faces import ENGINE_FACES, FACES, Face, drive, run_loop
+from faces import ENGINE_FACES, FACES, Crowd, Face, drive, run_loop
 from kinds import EACH_ENGINE_CASE, ORDERS, Kind, Order, Work
 
 from spdl_async import (
@@ -430,6 +431,21 @@ def test_epochs_that_overlap_share_one_budget() -> None:
                 del blob
             assert count == 30
     assert max(held) <= 1000 + 2 * 100  # the consumer's, and one that is just being replaced
+
+
+def test_contract_3_calls_that_wait_for_the_budget_keep_their_slots_from_the_next_epoch() -> None:
+    crowd = Crowd()
+
+    def op(number: int) -> int:
+        with crowd:
+            time.sleep(0.0005)
+            return number
+
+    built = PipelineBuilder().add_source(range(20)).pipe(op).add_sink(40).build(max_bytes=5000)
+    with built.epochs(5) as epochs:
+        for run in epochs:
+            assert list(run) == list(range(20))
+    assert crowd.most == 1
 
 
 @EACH_FACE

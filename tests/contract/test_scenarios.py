@@ -17,6 +17,7 @@ from faces import ENGINE_FACES, FACES, Crowd, Face, drive, notes_of
 from kinds import kind_id
 
 from spdl_async import BatchBy, BucketBy, CollateError, Merge, PipelineBuilder
+from spdl_async.sources import PushSource
 
 pytestmark = pytest.mark.timeout(60)
 EACH_FACE = pytest.mark.parametrize("face", FACES, ids=kind_id)
@@ -238,25 +239,8 @@ def test_f7_a_total_is_exact_or_unknown(name: str) -> None:
 # F9: sources that come while it runs
 
 
-class Feed:
-    """A push source: ``put`` waits while it is full, ``close`` ends the data."""
-
-    def __init__(self, size: int) -> None:
-        self.queue: asyncio.Queue[list[Any]] = asyncio.Queue(size)
-
-    async def put(self, item: Any) -> None:
-        await self.queue.put([item])
-
-    async def close(self) -> None:
-        await self.queue.put([])
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while item := await self.queue.get():
-            yield item[0]
-
-
 async def test_f9_a_feed_beside_other_branches_has_backpressure_and_an_end() -> None:
-    feed = Feed(2)
+    feed: PushSource[int] = PushSource(2)
     pipeline = merged(source(["a", "b"]), source(feed)).add_sink(1).build()
     put = 0
 
@@ -265,7 +249,7 @@ async def test_f9_a_feed_beside_other_branches_has_backpressure_and_an_end() -> 
         for n in range(200):
             await feed.put(n)
             put += 1
-        await feed.close()
+        feed.close()
 
     producer = asyncio.create_task(produce())
     bound = pipeline.describe().source_items_bound

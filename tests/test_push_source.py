@@ -1,0 +1,216 @@
+"""Contract for ``PushSource``: back-pressure, ends, and that nobody waits for a reader that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spdl_async import BuildError, PipelineBuilder, RunStateError
+from spdl_async.sources import PushSource
+
+pytestmark = pytest.mark.timeout(20)
+
+
+async def ticks(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_items_come_in_the_order_in_which_they_were_put() -> None:
+    push: PushSource[int] = PushSource(3)
+    pipeline = PipelineBuilder().add_source(push).pipe(lambda x: -x, concurrency=3).build()
+
+    async def feed() -> None:
+        async with push:
+            for number in range(500):
+                await push.put(number)
+
+    feeding = asyncio.create_task(feed())
+    assert [x async for x in pipeline] == [-x for x in range(500)]
+    await feeding
+    assert push.closed
+
+
+async def test_a_put_waits_for_room() -> None:
+    push: PushSource[int] = PushSource(2)
+    await push.put(0)
+    await push.put(1)
+    third = asyncio.create_task(push.put(2))
+    await ticks()
+    assert not third.done()
+    reader = aiter(push)
+    assert await anext(reader) == 0
+    await third
+    push.close()
+    assert [x async for x in reader] == [1, 2]
+
+
+async def test_waiting_puts_are_served_in_their_order_and_a_cancelled_one_adds_nothing() -> None:
+    push: PushSource[int] = PushSource(1)
+    await push.put(0)
+    waiting = [asyncio.create_task(push.put(n)) for n in (1, 2, 3)]
+    await ticks()
+    waiting[0].cancel()
+    await ticks()
+    reader = aiter(push)
+    assert [await anext(reader) for _ in range(3)] == [0, 2, 3]
+    push.close()
+    with pytest.raises(StopAsyncIteration):
+        await anext(reader)
+
+
+async def test_a_put_that_is_cancelled_just_as_it_has_room_passes_it_on() -> None:
+    push: PushSource[int] = PushSource(1)
+    await push.put(0)
+    first, second = (asyncio.create_task(push.put(n)) for n in (1, 2))
+    await ticks()
+    reader = aiter(push)
+    assert await anext(reader) == 0  # wakes the first
+    first.cancel()
+    await second
+    push.close()
+    assert [x async for x in reader] == [2]
+
+
+def test_ordinary_threads_put_too() -> None:
+    push: PushSource[int] = PushSource(2)
+    pipeline = PipelineBuilder().add_source(push).build()
+
+    def feed(start: int) -> None:
+        for number in range(start, start + 100):
+            push.put_sync(number)
+
+    threads = [threading.Thread(target=feed, args=(start,)) for start in (0, 100, 200)]
+
+    def feed_all() -> None:
+        with push:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    feeding = threading.Thread(target=feed_all)
+    feeding.start()
+    assert sorted(pipeline) == list(range(300))
+    feeding.join()
+
+
+def test_a_put_of_ordinary_code_has_a_timeout() -> None:
+    push: PushSource[int] = PushSource(1)
+    push.put_sync(1)
+    with pytest.raises(TimeoutError, match="no room"):
+        push.put_sync(2, timeout=0.01)
+    push.close()
+    assert list(PipelineBuilder().add_source(push).build()) == [1]
+
+
+def leave(run: Any) -> None:
+    next(iter(run))
+
+
+@pytest.mark.parametrize("end", ["break", "failure"])
+def test_a_run_that_ends_early_lets_nobody_wait(end: str) -> None:
+    push: PushSource[int] = PushSource(1)
+
+    def op(number: int) -> int:
+        if end == "failure":
+            raise KeyError(number)
+        return number
+
+    errors: list[BaseException] = []
+
+    def feed() -> None:
+        try:
+            while True:
+                push.put_sync(1)
+        except RunStateError as error:
+            errors.append(error)
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    pipeline = PipelineBuilder().add_source(push).pipe(op).build()
+    if end == "break":
+        for _ in pipeline:
+            break
+    else:
+        with pytest.raises(KeyError):
+            list(pipeline)
+    feeding.join()
+    assert "has ended" in str(errors[0])
+    with pytest.raises(RunStateError, match="has ended"):
+        push.put_sync(1)
+
+
+async def test_a_run_that_is_left_while_it_waits_for_items_lets_nobody_wait() -> None:
+    push: PushSource[int] = PushSource(1)
+    async with PipelineBuilder().add_source(push).build().run():
+        await ticks()
+    with pytest.raises(RunStateError):
+        await push.put(1)
+        await push.put(2)
+
+
+async def test_closing_with_an_error_fails_the_run_behind_what_was_put() -> None:
+    push: PushSource[int] = PushSource(4)
+    pipeline = PipelineBuilder().add_source(push).build()
+    await push.put(1)
+    push.close(LookupError("no more shards"))
+    push.close()
+    seen = []
+    with pytest.raises(LookupError, match="no more shards"):
+        async for item in pipeline:
+            seen.append(item)
+    assert seen == [1]
+
+
+async def test_an_exception_in_the_block_of_the_source_fails_the_run() -> None:
+    push: PushSource[int] = PushSource(4)
+    with pytest.raises(LookupError):
+        async with push:
+            raise LookupError("listing failed")
+    with pytest.raises(LookupError, match="listing failed"):
+        _ = [x async for x in PipelineBuilder().add_source(push).build()]
+
+
+async def test_after_close_a_put_is_an_error() -> None:
+    push: PushSource[int] = PushSource()
+    push.close()
+    with pytest.raises(RunStateError, match="closed"):
+        await push.put(1)
+    assert [x async for x in PipelineBuilder().add_source(push).build()] == []
+
+
+async def test_it_is_read_once() -> None:
+    push: PushSource[int] = PushSource()
+    push.close()
+    pipeline = PipelineBuilder().add_source(push).build()
+    assert [x async for x in pipeline] == []
+    with pytest.raises(RunStateError, match="one pass"):
+        _ = [x async for x in pipeline]
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5])
+def test_sizes_that_make_no_sense(size: Any) -> None:
+    with pytest.raises(BuildError, match="buffer_size"):
+        PushSource(size)
+
+
+def test_f9_sources_are_put_into_a_running_pipeline() -> None:
+    push: PushSource[Callable[[], Iterator[int]]] = PushSource(1)
+
+    def shard(number: int) -> Callable[[], Iterator[int]]:
+        return lambda: iter(range(number * 10, number * 10 + 3))
+
+    pipeline = PipelineBuilder().add_source(push).expand(lambda make: make(), concurrency=2).build()
+    results: list[int] = []
+    with pipeline.run_sync() as run:
+        push.put_sync(shard(1))
+        results.append(next(iter(run)))
+        push.put_sync(shard(2))
+        push.close()
+        results += list(run)
+    assert results == [10, 11, 12, 20, 21, 22]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -103,12 +102,12 @@ def read_members(
     at = 0
     with open_window(source) as window, skips:
         reader = HeaderReader(window, archive, skips, most)
-        limit = sys.maxsize if reader.most is None else reader.most
         while True:
             data, base = window.data, window.base
             p, end = at - base, len(data) - 511
-            member: TarMember | None = None
-            if reader.globals:  # which can change what plain members say of themselves
+            last = ""
+            # What global headers say changes plain members; and none here is larger than the window.
+            if reader.globals or (reader.most is not None and reader.most < len(data)):
                 end = p
             while p < end:
                 raw, digits, twelfth, field, kind, prefix = unpack(data, p)
@@ -119,30 +118,20 @@ def read_members(
                     if adler(data[p:start]) & 0xFFFF != sums[field]:
                         break
                     size = int(digits, 8)
+                    name = raw.partition(b"\0")[0].decode()
                 except KeyError:
                     if not _learn(sums, field):
                         break
                     continue
-                except ValueError:
+                except ValueError:  # no number, or no UTF-8
                     break
                 stop = start + size
-                # At the archive's end the padding may be missing.
-                if stop > end or not 0 <= size <= limit:
+                if not start <= stop <= end:  # at the archive's end the padding may be missing
                     break
-                member = new(
-                    cls,
-                    (
-                        raw.partition(b"\0")[0].decode("utf-8", "surrogateescape"),
-                        data[start:stop],
-                        base + p,
-                        size,
-                        base + start,
-                    ),
-                )
-                yield member
-                p = stop + (-size & 511)
-            if member is not None:
-                reader.last, reader.ended = member.name, False
+                yield new(cls, (name, data[start:stop], base + p, size, base + start))
+                p, last = stop + (-size & 511), name
+            if base + p > at:
+                reader.last, reader.ended = last, False
             found, at = reader.read(base + p)
             if found is None:
                 return

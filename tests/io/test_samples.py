@@ -245,6 +245,14 @@ def test_a_damaged_shard_does_not_take_the_others_with_it(cut: str) -> None:
         assert f"byte {at // 1536 * 1536:,}" in run.failures[0].message
 
 
+def test_what_is_left_out_stays_out_at_damage() -> None:
+    cut = member(b"b.jpg", b"22")[:513]
+    lacking = member(b"a.jpg", b"1") + cut
+    assert until_error(lacking, extensions=("jpg", "cls"), missing="skip")[0] == []
+    again = b"".join(member(name, b"1") for name in (b"a.jpg", b"c.jpg", b"a.txt")) + cut
+    assert until_error(again, duplicates="first")[0] == ["a", "c"]
+
+
 def test_other_errors_are_not_damage() -> None:
     data = tar_of([("k.jpg", b"1"), ("k.jpg", b"2")])
     until_error(data, damaged="skip")

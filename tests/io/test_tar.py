@@ -11,7 +11,7 @@ import random
 import tarfile
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 from sample_tars import (
@@ -25,8 +25,10 @@ from sample_tars import (
     tar_of,
 )
 
+from spdl_async import Pipeline, PipelineBuilder
 from spdl_async.errors import ArchiveError
-from spdl_async.io import SkippedMember, TarMember, iter_tar
+from spdl_async.io import SampleDecoder, SkippedMember, TarMember, iter_tar, tar_samples
+from spdl_async.sources import TarShards
 
 pytestmark = pytest.mark.torch
 
@@ -206,6 +208,12 @@ def test_directories_alone_are_no_news(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
 
 
+def test_the_size_of_a_link_is_not_believed() -> None:
+    for kind in (b"1", b"2", b"5"):
+        data = header(b"link", kind=kind, size=octal(700)) + member(b"a", b"1") + END
+        assert contents(data) == contents(Dribble(data)) == [("a", b"1")]
+
+
 def test_sparse_and_unknown_members_are_passed_over_with_their_bodies() -> None:
     old = (
         header(b"old", kind=b"S", size=octal(5), rest={482: b"\1"}) + bytes(504) + b"\1" + bytes(7)
@@ -308,6 +316,27 @@ def test_compressed_data_that_are_cut_or_damaged(how: str) -> None:
     assert f"the {how} data is damaged" in str(error)
 
 
+@pytest.mark.parametrize("at", [0, 99, 107, 125, 145, 200, 340, 360, 511])
+def test_one_wrong_byte_in_a_plain_header_is_found(at: int) -> None:
+    content = {f"{n:03}.txt": b"x" for n in range(50)}
+    data = bytearray(tar_of(content, kind=tarfile.USTAR_FORMAT))
+    data[20 * 1024 + at] ^= 4
+    for source in (bytes(data), Dribble(bytes(data), 5000)):
+        found, error = until_error(source)
+        assert len(found) == 20
+        assert "checksum is wrong (byte 20,480, behind '019.txt')" in str(error)
+
+
+def test_more_checksums_than_are_remembered() -> None:
+    blocks = [
+        member(b"%c%c%c" % (n % 13 + 65, n // 13 % 200 + 1, n // 2600 + 1), b"")
+        for n in range(9000)
+    ]
+    names = [name for name, _ in contents(b"".join(blocks) + END)]
+    assert len(names) == 9000
+    assert len(set(names)) == 9000
+
+
 def test_missing_end_is_only_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = tar_of(THREE)
     for source in (data[: plain_end(data)], Dribble(data[: plain_end(data)])):
@@ -349,11 +378,13 @@ def test_what_is_no_tar_is_named(data: bytes, what: str, tmp_path: Path) -> None
         assert error.offset == 0
 
 
-def test_a_size_that_is_a_lie_allocates_nothing() -> None:
+def test_a_size_that_is_a_lie_allocates_nothing(tmp_path: Path) -> None:
     huge = header(b"huge", size=b"\x80" + bytes(3) + b"\x7f" + b"\xff" * 7)  # 8 EiB less one byte
     pax = member(b"pax", records(size=b"9223372036854775807"), kind=b"x") + header(b"huge")
     for data in (huge, pax):
-        for make in (bytes, Dribble, gzip.compress):
+        path = tmp_path / "x.tar"
+        path.write_bytes(data)
+        for make in (bytes, Dribble, gzip.compress, lambda _: path.open("rb")):  # noqa: B023 -- called here
             for most in (1 << 30, None):
                 source = make(data)
                 tracemalloc.start()
@@ -362,6 +393,8 @@ def test_a_size_that_is_a_lie_allocates_nothing() -> None:
                 tracemalloc.stop()
                 assert peak < 2_000_000
                 assert error.member == "huge"
+                if hasattr(source, "close"):
+                    source.close()
 
 
 def test_large_members_are_refused_only_where_they_cost_memory() -> None:
@@ -422,6 +455,17 @@ def test_an_errors_own_attributes_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (again.archive, again.member, again.offset) == ("x.tar", "c", C_AT)
     assert str(again) == str(error)
+
+
+def test_types() -> None:
+    assert_type(list(iter_tar(WHOLE)), list[TarMember])
+    shards = PipelineBuilder().add_source([WHOLE])
+    assert_type(shards.expand(iter_tar).build(), Pipeline[TarMember])
+    assert_type(shards.expand(tar_samples).build(), Pipeline[dict[str, Any]])
+    decoded = shards.expand(tar_samples).pipe(SampleDecoder(), concurrency=2)
+    assert_type(decoded.build(), Pipeline[dict[str, Any]])
+    source = PipelineBuilder().add_source(TarShards("mem://", open=lambda _: WHOLE))
+    assert_type(source.build(), Pipeline[dict[str, Any]])
 
 
 def test_a_member_is_a_tuple() -> None:

@@ -47,6 +47,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.images
 	$(BIN)/python -m benchmarks.archives
+	$(BIN)/python -m benchmarks.arrays
+	$(BIN)/python -m benchmarks.storage
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

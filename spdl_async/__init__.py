@@ -22,6 +22,7 @@ from spdl_async.errors import BudgetError as BudgetError
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
 from spdl_async.errors import DecodeError as DecodeError
+from spdl_async.errors import FetchError as FetchError
 from spdl_async.errors import RunStateError as RunStateError
 from spdl_async.errors import ShutdownTimeout as ShutdownTimeout
 from spdl_async.errors import SpdlAsyncError as SpdlAsyncError
@@ -63,6 +64,7 @@ __all__ = [
     "Failure",
     "FailureRecord",
     "Failures",
+    "FetchError",
     "Merge",
     "Pipeline",
     "PipelineBuilder",

@@ -11,6 +11,7 @@
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
     ├── ArchiveError (ValueError)        a damaged or hostile archive; has archive, member and offset
+    ├── FetchError (OSError)             an object that a server or a store did not give
     └── DecodeError (ValueError)         data that is not a readable picture
 
     UnusedBuilderWarning (UserWarning)   the result of a builder verb was thrown away
@@ -92,7 +93,45 @@ class CollateError(SpdlAsyncError, ValueError):
 
 
 class DecodeError(SpdlAsyncError, ValueError):
-    """Data that cannot be decoded; the message says what is wrong with it."""
+    """Data that cannot be decoded; the message says what is wrong with it.
+
+    Attributes:
+        path: the file, or None where only its bytes were given.
+        line: the line of a text, from 1; None where there are no lines.
+        offset: the byte where the damage was seen, from 0 (of a compressed text: in what it
+            decompresses to); None where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+        self.offset = offset
+
+
+class FetchError(SpdlAsyncError, OSError):
+    """An object that could not be fetched; the message says why, and after how many attempts.
+
+    Attributes:
+        url: the object, without passwords, signatures and tokens.
+        status: the HTTP status of the last answer; None where there was none that decided it.
+        attempts: how many requests were made; 1 for object stores, whose client does not tell.
+    """
+
+    def __init__(
+        self, message: str, *, url: str = "", status: int | None = None, attempts: int = 1
+    ) -> None:
+        super().__init__(message)
+        self.url = url
+        self.status = status
+        self.attempts = attempts
 
 
 class ArchiveError(SpdlAsyncError, ValueError):

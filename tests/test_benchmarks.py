@@ -102,6 +102,38 @@ def test_archives_prints_every_row() -> None:
         assert text in output
 
 
+def test_arrays_prints_every_row() -> None:
+    output = _quick("benchmarks.arrays")
+    for text in (
+        "[npy] ",
+        "[npy-shapes] ",
+        "[npz] ",
+        "[npz-deflated] ",
+        "load_npy, memoryview",
+        "load_npz",
+        "np.load(io.BytesIO(data)), every member",
+        "missed: ",
+    ):
+        assert text in output
+
+
+def test_storage_prints_every_row() -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("obstore")
+    output = _quick("benchmarks.storage")
+    for text in (
+        "[objects] 100 objects of 50 KB",
+        "by hand: aiohttp, gather, Semaphore",
+        "spdl_async, for",
+        "spdl_async, async for, asyncio.run",
+        "spdl_async, async for, loop='own'",
+        "spdl_async, Store (S3 protocol), async for",
+        "64 threads, http.client",
+        "missed: ",
+    ):
+        assert text in output
+
+
 def _alternating(log: list[str], name: str, values: list[float]) -> Contestant:
     rest = iter(values)
 

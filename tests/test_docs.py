@@ -240,8 +240,11 @@ def public_names() -> set[str]:
     for package in ("collate", "io", "sources", "testing"):
         module = importlib.import_module(f"spdl_async.{package}")
         page = (ROOT / "docs" / "reference" / f"{package}.md").read_text("utf-8")
-        if "automodule" not in page or ":no-members:" in page:  # else Sphinx takes them from there
-            names |= {f"{package}.{name}" for name in module.__all__}
+        taken = re.search(r"^\.\. automodule:: \S+\n((?: +:.*\n)*)", page, re.MULTILINE)
+        left_out = set(module.__all__)
+        if taken is not None and ":no-members:" not in taken[1]:  # Sphinx takes them from there
+            left_out &= set(re.findall(r"\w+", taken[1]))
+        names |= {f"{package}.{name}" for name in left_out}
     return names
 
 

@@ -1,7 +1,7 @@
 """The pages' code passes ``mypy --strict``, as readers who copy it will want it to.
 
 Each block becomes a module of its own, which imports from those above it on its page what it uses of
-them. So a page may define a name anew, as one does in a notebook. Torch, numpy and Pillow are not
+them. So a page may define a name anew, as one does in a notebook. Torch, numpy, Pillow and pyarrow are not
 followed: reading them would take longer than everything else.
 """
 
@@ -29,7 +29,7 @@ CONFIG = """
 strict = true
 implicit_reexport = true
 
-[mypy-torch.*,numpy.*,PIL.*]
+[mypy-torch.*,numpy.*,PIL.*,pyarrow.*]
 follow_imports = skip
 ignore_missing_imports = true
 

@@ -30,7 +30,12 @@ def run_smoke(name: str, folder: Path) -> str:
 
 def test_every_example_is_tested() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"async_training.py", "ordinary_loop.py"}
+    assert names == {
+        "async_training.py",
+        "language_model.py",
+        "ordinary_loop.py",
+        "shards_from_s3.py",
+    }
 
 
 def test_async_training(tmp_path: Path) -> None:
@@ -54,6 +59,27 @@ def test_ordinary_loop(tmp_path: Path) -> None:
     assert "broken.jpg: not a picture" in said
 
 
-@pytest.mark.parametrize("name", ["async_training.py", "ordinary_loop.py"])
+def test_language_model(tmp_path: Path) -> None:
+    said = run_smoke("language_model.py", tmp_path)
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if ": loss" in line]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] / 1.5
+    assert "a.jsonl: 1 of 150 lines skipped; the first: " in said
+    assert "line 11, at byte" in said
+    assert "padding 0" in said
+
+
+def test_shards_from_s3(tmp_path: Path) -> None:
+    pytest.importorskip("moto")
+    said = run_smoke("shards_from_s3.py", tmp_path)
+    assert "epoch 0: class 0: 60, class 1: 60" in said
+    assert "epoch 1: class 0: 60, class 1: 60" in said
+    assert said.count("skipped: ") == 1
+    assert "s3://smoke/drawings/part/damaged.tar" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["async_training.py", "language_model.py", "ordinary_loop.py", "shards_from_s3.py"]
+)
 def test_examples_use_the_public_api_only(name: str) -> None:
     assert "spdl_async._" not in (EXAMPLES / name).read_text("utf-8")

@@ -196,9 +196,15 @@ def _loop_is_running() -> bool:
 
 @functools.cache
 def _open_what_stays_open() -> None:
-    """Have libuv open its pipe for signals, which it keeps for the life of the process."""
+    """Have libuv open its pipe for signals, and obstore start its threads, once for the process.
+
+    The latter only where obstore is imported already: a test module of object stores imports it.
+    """
     if importlib.util.find_spec("uvloop") is not None:
         importlib.import_module("uvloop").new_event_loop().close()
+    obstore = sys.modules.get("obstore")
+    if obstore is not None:
+        obstore.put(importlib.import_module("obstore.store").MemoryStore(), "key", b"")
 
 
 def _our_threads() -> list[threading.Thread]:

@@ -46,6 +46,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.images
+	$(BIN)/python -m benchmarks.archives
 	$(BIN)/python -m benchmarks.arrays
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.media

@@ -17,6 +17,7 @@ from spdl_async.aggregators import BatchBy as BatchBy
 from spdl_async.aggregators import BucketBy as BucketBy
 from spdl_async.builder import PipelineBuilder as PipelineBuilder
 from spdl_async.elements import map_items as map_items
+from spdl_async.errors import ArchiveError as ArchiveError
 from spdl_async.errors import BudgetError as BudgetError
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DROP",
     "Aggregator",
+    "ArchiveError",
     "BatchBy",
     "BucketBy",
     "BudgetError",

@@ -10,6 +10,7 @@
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
+    ├── ArchiveError (ValueError)        a damaged or hostile archive; has archive, member and offset
     ├── FetchError (OSError)             an object that a server or a store did not give
     └── DecodeError (ValueError)         data that is no readable picture, sound, video, text or array
 
@@ -131,6 +132,24 @@ class FetchError(SpdlAsyncError, OSError):
         self.url = url
         self.status = status
         self.attempts = attempts
+
+
+class ArchiveError(SpdlAsyncError, ValueError):
+    """An archive that cannot be read on: damaged, cut short, hostile, or not what was asked for.
+
+    Attributes:
+        archive: path or name of the archive.
+        member: name of the member or key of the sample that is concerned; empty where none is known.
+        offset: byte in the (decompressed) archive at which the trouble is; -1 where it is not known.
+    """
+
+    def __init__(
+        self, message: str, *, archive: str = "", member: str = "", offset: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.archive = archive
+        self.member = member
+        self.offset = offset
 
 
 class UnusedBuilderWarning(UserWarning):

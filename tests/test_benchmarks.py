@@ -92,6 +92,16 @@ def test_images_takes_a_folder_and_leaves_out_what_is_damaged(tmp_path: Path) ->
     assert "[small]" not in output
 
 
+@pytest.mark.torch
+def test_archives_prints_every_row() -> None:
+    output = _quick("benchmarks.archives")
+    for size in ("small", "large"):
+        for way in ("memory", "file", "stream"):
+            assert f"[{size}-{way}]" in output
+    for text in ("iter_tar, mapped", "tar_samples", "SPDL iter_tarfile, no checksums", "missed: "):
+        assert text in output
+
+
 def test_arrays_prints_every_row() -> None:
     output = _quick("benchmarks.arrays")
     for text in (

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(spdl_async.__file__).parent
 RUNNER = Path(__file__).with_name("doc_pages.py")
 PAGES = sorted([ROOT / "README.md", *ROOT.joinpath("docs").rglob("*.md")])
-NEEDS_TORCH = re.compile(r"\btorch\b|spdl_async\.(collate|io)\b")
+NEEDS_TORCH = re.compile(r"\btorch\b|spdl_async\.(collate|io|sources)\b")
 
 
 def name_of(path: Path) -> str:
@@ -161,7 +161,7 @@ def modules() -> list[object]:
     found: list[object] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if ">>> " in path.read_text("utf-8"):
-            needs = {"collate", "io", "_demo"} & set(
+            needs = {"collate", "io", "sources", "_demo"} & set(
                 path.relative_to(PACKAGE).with_suffix("").parts
             )
             name = path.relative_to(PACKAGE).as_posix()

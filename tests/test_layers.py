@@ -36,7 +36,7 @@ PUBLIC = "the public API"
 EXTENSIONS: dict[str, set[str]] = {
     "collate": set(),
     "io": {"collate"},  # ImageBatcher collates the fields beside the picture
-    "sources": set(),
+    "sources": {"io"},
     "testing": {"_runtime"},  # the virtual clock asks the live runs whether a thread has work
     "_demo": {"io", "collate", "_limits"},
     "_limits": set(),

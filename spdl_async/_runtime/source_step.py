@@ -168,10 +168,10 @@ class SourceStep(Step):
                 continue
             failure = item.value
             self.meters[0].failed += 1
-            error = judge.verdict(item, failure)
             self.in_a_row += 1
             if self.first_in_a_row is None:
                 self.first_in_a_row = failure.exception
+            error = judge.verdict(item, failure)
             if error is None and self.in_a_row >= FAILURES_IN_A_ROW:
                 error = self.first_in_a_row
                 note_once(error, IN_A_ROW)

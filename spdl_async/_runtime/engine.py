@@ -190,6 +190,7 @@ class Engine:
             step.unreached_failures()
             step.halted = True  # so all its slots are free
             step.hand_over()
+            step.let_go()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
             for meter in step.meters:

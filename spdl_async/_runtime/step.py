@@ -134,6 +134,13 @@ class Step:
     def give_up(self) -> None:
         """Hand to the pool what still has to be closed; the loop will not come back to it."""
 
+    def let_go(self) -> None:
+        """Let go of the items that are left: the run may be kept for its statistics."""
+        for channel in self.reads_from:
+            channel.clear()
+        if self.gate is not None:
+            self.gate.let_go_of_items()
+
     def unreached_failures(self) -> None:
         """Write down failures that nobody came to, because the run ended before."""
 

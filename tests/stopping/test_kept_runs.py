@@ -77,3 +77,6 @@ def test_a_run_that_was_left_early_holds_no_item(kind: str, max_bytes: int | Non
     gc.collect()
     assert run.statistics().delivered == 101
     assert Picture.alive == 0
+    held = run.statistics().bytes
+    assert held is None or (held.held, held.in_sink) == (0, 0)
+    assert not any(stage.bytes_held for stage in run.statistics().stages)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any, Self
 
 import pytest
 
-from spdl_async import BuildError, PipelineBuilder, RunStateError
+from spdl_async import BuildError, Pipeline, PipelineBuilder, RunStateError
 from spdl_async.sources import PushSource
 
 pytestmark = pytest.mark.timeout(20)
@@ -214,3 +215,90 @@ def test_f9_sources_are_put_into_a_running_pipeline() -> None:
         push.close()
         results += list(run)
     assert results == [10, 11, 12, 20, 21, 22]
+
+
+class FailsToOpen:
+    """An op whose lifespan fails, so that the source is never opened."""
+
+    async def __aenter__(self) -> Self:
+        raise OSError("no session")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never called."""
+
+    async def __call__(self, item: int) -> int:
+        return item
+
+
+async def leave_at_once(pipeline: Pipeline[int]) -> None:
+    async with pipeline.run(loop="caller"):
+        pass
+
+
+async def leave_inline(pipeline: Pipeline[int]) -> None:
+    with pipeline.run_sync(inline=True):
+        pass
+
+
+async def read_all(pipeline: Pipeline[int]) -> None:
+    with suppress(OSError):
+        async with pipeline.run(loop="caller") as run:
+            async for _ in run:
+                pass
+
+
+Source = PipelineBuilder[int]
+
+
+@pytest.mark.parametrize(
+    ("chain", "use"),
+    [
+        (lambda source: source.pipe(lambda x: x), leave_at_once),
+        (lambda source: source.pipe(lambda x: x), leave_inline),
+        (lambda source: source.take(0), read_all),
+        (lambda source: source.pipe(FailsToOpen()), read_all),
+    ],
+    ids=["left at once", "left inline", "nothing wanted", "lifespan failed"],
+)
+async def test_a_run_that_never_began_to_read_lets_nobody_wait(
+    chain: Callable[[Source], Source], use: Callable[[Pipeline[int]], Awaitable[None]]
+) -> None:
+    push: PushSource[int] = PushSource(1)
+    await push.put(0)
+    waiting = asyncio.create_task(push.put(1))
+    await ticks()
+    pipeline = chain(PipelineBuilder().add_source(push)).build()
+    await use(pipeline)
+    with pytest.raises(RunStateError, match="nothing will read"):
+        await asyncio.wait_for(waiting, 5)
+    assert push.closed
+    with pytest.raises(RunStateError, match="read by one pass"):
+        async for _ in PipelineBuilder().add_source(push).build():
+            pass
+
+
+async def test_a_run_that_ends_unread_leaves_the_reader_of_another_run_alone() -> None:
+    push: PushSource[int] = PushSource(1)
+    pipeline = PipelineBuilder().add_source(push).build()
+    async with pipeline.run(loop="caller") as run:
+        await push.put(0)
+        assert await anext(run) == 0
+        async with pipeline.run(loop="caller"):
+            pass
+        await push.put(1)
+        assert await anext(run) == 1
+
+
+async def test_a_put_whose_coroutine_is_closed_passes_its_room_on() -> None:
+    push: PushSource[int] = PushSource(1)
+    await push.put(0)
+    first = push.put(1)
+    first.send(None)
+    second = asyncio.create_task(push.put(2))
+    await ticks()
+    reader = aiter(push)
+    first.close()
+    assert await anext(reader) == 0
+    await asyncio.wait_for(second, 5)
+    push.close()
+    assert [x async for x in reader] == [2]

@@ -282,13 +282,30 @@ class Budget(Ledger):
         )
 
     def asking(self) -> Gate | None:
-        """Return the gate to be served first where one has to be: the last in the chain."""
-        open_gates = [g for g in self.gates if g.waiting and g.is_open]
-        below = next((gate for gate in open_gates if not gate.is_source), None)
-        if below is not None:
-            return below
-        idle = [gate for gate in open_gates if not gate.running]
-        return min(idle, key=lambda gate: gate.served, default=None)
+        """Return the gate to be served first where one has to be: one that feeds no other that asks.
+
+        There are several of these where branches come together; they take turns, since what is made
+        in one branch may be of no use before something comes from the other.
+        """
+        last: list[Gate] = []
+        fed: set[Step] = set()
+        for gate in self.gates:  # from the end of the chain upwards
+            if gate.waiting and gate.is_open and gate.step not in fed:
+                fed |= self.feeding(gate.step)
+                if not (gate.is_source and gate.running):
+                    last.append(gate)
+        return min(last, key=lambda gate: gate.served, default=None)
+
+    def feeding(self, step: Step) -> set[Step]:
+        """Return the steps above one, all the way up."""
+        found: set[Step] = set()
+        above = list(step.above)
+        while above:
+            each = above.pop()
+            if each not in found:
+                found.add(each)
+                above += each.above
+        return found
 
     def overdraw(self) -> None:
         """Let one begin beyond the budget."""

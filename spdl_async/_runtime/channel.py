@@ -134,6 +134,10 @@ class Channel:
         self.on_taken(len(items))
         return items
 
+    def clear(self) -> None:
+        """Let go of what nobody will take."""
+        self._buffer.clear()
+
     def close(self, failure: BaseException | None = None) -> None:
         if self.on_close is not None and self.on_close(failure):
             return

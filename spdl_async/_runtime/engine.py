@@ -190,6 +190,8 @@ class Engine:
             step.unreached_failures()
             step.halted = True  # so all its slots are free
             step.hand_over()
+            if self.handover.closed:  # else results may still be taken, and accounted for
+                step.let_go()
             # A cancelled task keeps its exception, that the frames, and those what user code held.
             step.tasks.clear()
             for meter in step.meters:

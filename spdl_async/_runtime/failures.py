@@ -238,7 +238,8 @@ class Judge:
         # Kept, with the frames that it holds, only as long as nothing but failures is known.
         if self.failed == self.settled == 1:
             self.first = failure
-        elif self.failed < self.settled:
+        elif self.failed < self.settled and self.first is not None:
+            self.first.forget()
             self.first = None
         if self.raises or not isinstance(error, Exception):
             return error
@@ -248,6 +249,8 @@ class Judge:
         budget.failures += 1
         if budget.limit is not None and len(budget.records) < MAX_RECORDS:
             budget.records.append(record)
+        if failure is not self.first:
+            failure.forget()
         return self.over_budget()
 
     def over_budget(self) -> BaseException | None:

@@ -83,6 +83,9 @@ class Gate:
         self.waiting = self.running = 0
         self.budget.look()
 
+    def let_go_of_items(self) -> None:
+        """Let go of what waits here, when the run has ended."""
+
     def let_go(self, number: int) -> None:
         """Begin so many."""
         self.waiting -= number
@@ -116,6 +119,9 @@ class InputGate(Gate):
         if not self.items:
             self.begun.set()
 
+    def let_go_of_items(self) -> None:
+        self.items.clear()
+
     async def all_begun(self) -> None:
         """Return when no item waits any more."""
         while self.items:
@@ -142,6 +148,10 @@ class FlowGate(InputGate):
     def offer(self, items: list[Item]) -> None:
         self.items += items
         self.refresh()
+
+    def let_go_of_items(self) -> None:
+        super().let_go_of_items()
+        self.flows.clear()
 
     def refresh(self) -> None:
         """Ask for the flows that wait, and for as many new ones as there are free slots."""

@@ -371,6 +371,11 @@ class ThreadFlowStep(HoppingStep):
         for flow in self.flows:
             self.resume(flow)
 
+    def let_go(self) -> None:
+        super().let_go()
+        for items in (self.held, self.news, self.to_loop, self.newly_parked, self.runs):
+            items.clear()
+
     def unreached_failures(self) -> None:
         for flow in self.flows:
             if flow.failure is not None:

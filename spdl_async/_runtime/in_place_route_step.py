@@ -30,6 +30,10 @@ class InPlaceRouteStep(RouteStep):
     def holds_any(self) -> bool:
         return bool(self.held_items)
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.held_items.clear()
+
     def send(self, items: list[Item]) -> None:
         bundles: list[list[Item]] = [[] for _ in self.inlets]
         held_in = self.held_in

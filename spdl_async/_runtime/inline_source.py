@@ -38,8 +38,8 @@ def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
                 failure = failure_of(op, item, error)
                 index += 1
                 judge.count_calls(1)
-                run.settle(judge, meter, item, failure)
                 in_a_row, first = in_a_row + 1, first or failure.exception
+                run.settle(judge, meter, item, failure)
                 if in_a_row >= FAILURES_IN_A_ROW:
                     note_once(first, IN_A_ROW)
                     raise first from None

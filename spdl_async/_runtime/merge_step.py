@@ -54,6 +54,11 @@ class MergeStep(Step):
         self.failure: BaseException | None = None
         self.resumed = clock()
 
+    def let_go(self) -> None:
+        super().let_go()
+        for items in self.taken_from:
+            items.clear()
+
     @property
     def reads_from(self) -> Sequence[Channel]:
         return self.inputs

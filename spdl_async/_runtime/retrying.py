@@ -39,6 +39,7 @@ class Retries:
         failure.attempts = calls
         if not allowed or calls >= retry.attempts or not isinstance(failure.exception, retry.on):
             return None
+        failure.forget()
         item.tries = (self, calls)
         if not retry.jitter:
             return retry.wait_after(calls, 0.0)

@@ -103,6 +103,10 @@ class RouteStep(Step):
         for inlet in self.inlets:
             inlet.close(Halted())
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.held, self.done, self.ready = deque(), deque(), []
+
     def stop_for(self, asker: Step) -> None:
         """Stop feeding; the branches too, unless it is one of them that has failed."""
         super().stop_for(asker)
@@ -187,9 +191,8 @@ class RouteStep(Step):
         way.waiting = set(places)
         for number, own in places.items():
             part = [values[k] for k in own]
-            bundles[number].append(
-                Item(part, item.index, item.source, Part(way, number), item.path)
-            )
+            on_way = Part(way, number)
+            bundles[number].append(Item(part, item.index, item.source, on_way, item.path))
         if not places:
             way.left()
 
@@ -204,13 +207,11 @@ class RouteStep(Step):
     def arrived(self, end: End, items: list[Item]) -> None:
         """Take what a branch has made."""
         if not self.by_ways:
-            self.owed.append(
-                (end, len(items))
-            )  # whoever made them counts them until they are taken
+            # Whoever made them counts them until they are taken.
+            self.owed.append((end, len(items)))
             self.ready += items
             self.advance_soon()
             return
-        keep = self.streams[end.branch]
         for item in items:
             way = way_of(item)
             if isinstance(way, Part):
@@ -220,7 +221,7 @@ class RouteStep(Step):
                 self.host.ledger.release(item)
             else:
                 self.come_back(item, way)
-        if keep:
+        if self.streams[end.branch]:
             end.held += len(items)  # it goes on counting them until they leave
         else:
             end.on_taken(len(items))

@@ -55,6 +55,10 @@ class SlottedStep(WindowedStep):
         self.successor: SlottedStep | None = None
         self.backoff: Backoff | None = None
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.inbox.clear()
+
     def new_gate(self, budget: Budget) -> Gate | None:
         # With input order some of those that were let go are done and wait for the first one.
         return InputGate(budget, self, self.begin, 2 * self.full if self.ordered else self.full)

@@ -27,6 +27,9 @@ def snapshot_of(engine: Engine) -> RunStatistics:
         stages = tuple(replace(stage, queue=0) for stage in stages)
         if engine.finished is None:
             in_flight = 0
+    gone = ended or (engine.finished is not None and handover.closed)
+    if gone:
+        stages = tuple(replace(stage, bytes_held=0) for stage in stages)
     return RunStatistics(
         name=engine.plan.name,
         epoch=engine.epoch,
@@ -39,5 +42,5 @@ def snapshot_of(engine: Engine) -> RunStatistics:
         failures=engine.log.total,
         threads=engine.plan.num_threads,
         ended=ended,
-        bytes=None if engine.budget is None else engine.budget.statistics(ended),
+        bytes=None if engine.budget is None else engine.budget.statistics(gone),
     )

@@ -15,7 +15,7 @@ from operator import attrgetter
 from time import perf_counter as clock
 from typing import Any
 
-from spdl_async._plan.steps import MAX_CHUNK
+from spdl_async._plan.steps import MAX_CHUNK, SourcePlan
 from spdl_async._runtime.asking import hear
 from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Outlet, Signal
@@ -46,6 +46,12 @@ ENDED_AFTER = "spdl_async: the source ended right after it had failed"
 MOST_PULLED = 32  # under a byte budget: asked for before the loop has seen how large they are
 
 state_of = attrgetter("state")
+
+
+def left_unread(source: SourcePlan) -> Callable[[], None] | None:
+    """Return what tells a source that its run has ended, in case that never began to read it."""
+    given = source.source
+    return given.left_unread if hasattr(type(given), "left_unread") else None
 
 
 class SourceStep(Step):
@@ -168,10 +174,10 @@ class SourceStep(Step):
                 continue
             failure = item.value
             self.meters[0].failed += 1
-            error = judge.verdict(item, failure)
             self.in_a_row += 1
             if self.first_in_a_row is None:
                 self.first_in_a_row = failure.exception
+            error = judge.verdict(item, failure)
             if error is None and self.in_a_row >= FAILURES_IN_A_ROW:
                 error = self.first_in_a_row
                 note_once(error, IN_A_ROW)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 from spdl_async._runtime.budget import Budget
-from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.channel import Channel, Outlet, nobody
 from spdl_async._runtime.gates import Gate
 from spdl_async._runtime.host import Host as Host
 from spdl_async._runtime.meter import Meter, clock
@@ -133,6 +133,14 @@ class Step:
 
     def give_up(self) -> None:
         """Hand to the pool what still has to be closed; the loop will not come back to it."""
+
+    def let_go(self) -> None:
+        """Let go of the items that are left: the run may be kept for its statistics."""
+        self.out.on_taken = nobody
+        for channel in self.reads_from:
+            channel.clear()
+        if self.gate is not None:
+            self.gate.let_go_of_items()
 
     def unreached_failures(self) -> None:
         """Write down failures that nobody came to, because the run ended before."""

@@ -96,6 +96,9 @@ class Item:
         return Item(value, self.index, self.source, self.ticket, path, members)
 
 
+FORGOTTEN: Final = Exception("spdl_async: a failure that is settled")
+
+
 class OpFailure:
     """An exception on its way to the policy, with the text of its traceback.
 
@@ -115,6 +118,15 @@ class OpFailure:
         self.asked = False
         self.answer: BaseException | None = None
         self.trace: Any = None
+
+    def forget(self) -> None:
+        """Let go of the exception of an item that is skipped, or called again.
+
+        Its frames may hold this failure, or what holds it: a cycle, in which the item's value would
+        live until a garbage collection.
+        """
+        self.exception = FORGOTTEN
+        self.trace = None
 
 
 class Ledger:

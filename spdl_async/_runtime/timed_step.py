@@ -141,6 +141,7 @@ class TimedMapHop(MapHop):
             error = raised
         if not self.lease.end():
             end_late(self, value, error)
+            error = None
             return False
         self.busy[0] += clock() - began
         self.calls[0] += 1
@@ -233,6 +234,7 @@ class TimedFlowHop(FlowHop):
             error = raised
         if not self.lease.end():
             end_late(self, value, error)
+            error = None
             if iterator is not None:
                 close(iterator)
             return "abandoned"
@@ -240,6 +242,7 @@ class TimedFlowHop(FlowHop):
         self.slow += 1
         if error is not None:
             self.failed(flow, error)
+            error = None  # else a cycle, in which the item's value would live on
         elif iterator is None:
             self.item = None
             self.thread = 0

@@ -143,6 +143,10 @@ class WindowedStep(Step):
         self.held.clear()
         self.done.clear()
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.feeder = None  # its frame holds what it took last
+
     def verdict_at_end(self) -> BaseException | None:
         """Return what is wrong with one of the step's stages as a whole."""
         for judge in self.judges:

@@ -36,7 +36,7 @@ from spdl_async._runtime.merge_step import make_merge
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.route_step import RouteStep
 from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep, TakeStep
-from spdl_async._runtime.source_step import SourceStep
+from spdl_async._runtime.source_step import SourceStep, left_unread
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
 from spdl_async._runtime.timed_step import TimedFlowStep, TimedThreadStep
@@ -120,6 +120,8 @@ def make_source(engine: Engine, source: SourcePlan, out: Outlet) -> Step:
         timeout=source.op.timeout,
         thread_name=f"spdl_async-{engine.plan.name}-{source.op.name}",
     )
+    if (tell := left_unread(source)) is not None:
+        engine.at_end.append(tell)
     return in_lifespan(step, (source.op,))
 
 

@@ -125,7 +125,7 @@ class PushSource(Generic[T]):
                 self._putters.append(waiter)
             try:
                 await waiter.future
-            except asyncio.CancelledError:
+            except BaseException:  # a cancellation; or the coroutine was closed
                 self._give_up(waiter)
                 raise
 
@@ -198,6 +198,17 @@ class PushSource(Generic[T]):
                 raise RunStateError(READ_TWICE)
             self._is_read = True
         return _Reader(self)
+
+    def left_unread(self) -> None:
+        """Hear that a run of a pipeline with this source has ended, perhaps before it began to read.
+
+        Called by the run. Where nobody reads, puts raise from now on; another pass cannot read it.
+        """
+        with self._lock:
+            if self._is_read:
+                return
+            self._is_read = True
+        self._leave()
 
     async def _next(self) -> T:
         while True:

@@ -106,7 +106,7 @@ class Budget(Ledger):
         if self.over:
             return 0
         value = item.value
-        if type(value) is Routed:
+        if isinstance(value, Routed):
             value = value.value
         try:
             return self.checked_size(value)
@@ -161,6 +161,16 @@ class Budget(Ledger):
             load.meter = meter
             meter.bytes += load.bytes
             meter.peak_bytes = max(meter.peak_bytes, meter.bytes)
+
+    def hold(self, item: Item, number: int, meter: Meter) -> None:
+        load = self.load_of(item)
+        if load is None:
+            self.put(item, number, meter)
+        else:
+            load.bytes += number
+            load.meter.bytes += number
+            self.held += number
+        self.peak_bytes = max(self.peak_bytes, self.held)
 
     def pass_load(self, item: Item, to: Item) -> None:
         """Let an item's bytes count for another one, which has its value now."""

@@ -23,6 +23,7 @@ from spdl_async._runtime.ticket import (
     Item,
     OpFailure,
     describe_source,
+    spoil,
     where_is,
     which_are,
 )
@@ -244,6 +245,7 @@ class Judge:
             return error
         if failure.answer is not None:
             return failure.answer
+        spoil(item)
         budget = self.budget
         budget.failures += 1
         if budget.limit is not None and len(budget.records) < MAX_RECORDS:

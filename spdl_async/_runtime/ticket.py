@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from spdl_async._runtime.meter import Meter
 
 PENDING: Final = 0
 DONE: Final = 1
@@ -89,6 +92,9 @@ class Item:
     def left(self) -> None:
         """Hear, as a ticket for a part of the way, that nothing of it is on that part any more."""
 
+    def spoilt(self) -> None:
+        """Hear, as a ticket, that something of it was skipped after a failure."""
+
     def child(
         self, value: Any, path: tuple[int, ...], members: Sequence[Item] | None = None
     ) -> Item:
@@ -149,6 +155,9 @@ class Ledger:
     def free(self, item: Item) -> None:
         """Hear that an item's value was given to others."""
 
+    def hold(self, item: Item, number: int, meter: Meter) -> None:
+        """Hear that bytes are kept for an item besides its value, until it is released."""
+
     def pass_load(self, item: Item, to: Item) -> None:
         """Hear that another item has an item's value now."""
 
@@ -162,6 +171,15 @@ class Ledger:
         else:
             for member in parent.members:
                 self.adopt(member, children)
+
+
+def spoil(item: Item) -> None:
+    """Tell the tickets of an item that it was skipped after a failure, so not all of them is there."""
+    for member in item.members or (item,):
+        ticket = member.root
+        while ticket is not None:
+            ticket.spoilt()
+            ticket = ticket.root
 
 
 def kept_source(value: Any) -> Any:

@@ -806,6 +806,7 @@ class PipelineBuilder(Generic[T_co]):
         made 2
         ([1, 4], [1, 4])
         """
+        self._used = True
         place, limit = where_kept(folder, memory, max_bytes)
         spec = CacheSpec(
             folder=place,

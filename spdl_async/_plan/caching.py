@@ -67,6 +67,10 @@ class Encoded(Routed):
 
     to: Blob
 
+    @property
+    def more_bytes(self) -> int:  # type: ignore[override]  # read only
+        return self.to.size
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookupPlan(MapPlan):

@@ -142,6 +142,7 @@ class CacheStep(RouteStep):
         self.written: deque[tuple[CacheWay | None, Written | OSError]] = deque()
         self.woken = False
         self.held_end: list[BaseException | None] = []
+        self.branch_judges: list[Judge] = []
         out.on_close = self.hold_end
 
     @property
@@ -151,6 +152,11 @@ class CacheStep(RouteStep):
     @property
     def quiet(self) -> bool:
         return not self.pending
+
+    def attach(self, inlets: list[Outlet]) -> None:
+        super().attach(inlets)
+        for step in self.inner:
+            self.branch_judges += getattr(step, "judges", ())
 
     def start(self) -> None:
         super().start()
@@ -166,20 +172,23 @@ class CacheStep(RouteStep):
         ledger = self.host.ledger
         bundle: list[Item] = []
         for item in items:
-            found, item.value = item.value, None
-            if type(found) is Found:
-                self.put_found(item, found)
+            looked_up, item.value = item.value, None
+            if type(looked_up) is Found:
+                self.put_found(item, looked_up)
                 continue
-            assert type(found) is Missed
-            self.tally.missed(found.damaged)
-            way = CacheWay(self, item, found.to)
+            assert type(looked_up) is Missed
+            self.tally.missed(looked_up.damaged)
+            way = CacheWay(self, item, looked_up.to)
             self.held.append(way)
-            own = inside(item, way, found.value)
+            own = inside(item, way, looked_up.value)
             ledger.pass_load(item, own)
             bundle.append(own)
         if bundle:
             self.inlets[0].push(bundle)
-        if len(bundle) < len(items):
+        if found := len(items) - len(bundle):
+            # Else the few items that fail in each pass would be all that the stages are called on.
+            for judge in self.branch_judges:
+                judge.count_calls(found)
             self.advance_soon()
 
     def put_found(self, item: Item, found: Found) -> None:
@@ -212,7 +221,7 @@ class CacheStep(RouteStep):
         assert isinstance(whole, CacheWay)
         if whole.outputs is not None:
             whole.outputs.append((item.path[len(whole.origin.path) :], made.to))
-            self.host.ledger.hold(whole.origin, made.to.size, self.meters[0])
+        self.host.ledger.split_load(item, whole.origin, made.to.size)
         super().come_back(item, way)
         if not self.ordered:
             self.fresh += whole.results

@@ -283,12 +283,12 @@ class Judges:
         self._context = context
         self._seed = f"{seed}, {epoch}"
         self._shared: dict[int, Budget] = {}
-        self._made: list[Judge] = []
+        self.made: list[Judge] = []
 
     def of(self, op: OpPlan) -> Judge:
         """Return a judge for one op."""
         judge = self._judge(op)
-        self._made.append(judge)
+        self.made.append(judge)
         if op.retry is not None:
             judge.retries = Retries(op.retry, f"{self._seed}, {op.name}")
         return judge
@@ -306,7 +306,7 @@ class Judges:
 
     def forget(self) -> None:
         """Let go of exceptions: the run has ended, and keeps only records."""
-        for judge in self._made:
+        for judge in self.made:
             judge.first = None
 
     def at_end(self) -> BaseException | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from spdl_async._cache.store import Written
 from spdl_async._plan.caching import CachePlan, Encoded, Found, Missed, Numbered
+from spdl_async._plan.steps import MapPlan
 from spdl_async._runtime.cache_step import Tally
 from spdl_async._runtime.inline_branches import PAUSE, Feed
 from spdl_async._runtime.meter import Meter
@@ -32,8 +33,12 @@ class InlineCache:
         self.plan = plan
         self.meter = meter
         self.tally = Tally(plan.store, plan.name)
+        meter.notes = self.tally.notes()
         self.feed = Feed()
+        known = len(run.judges.made)
         self.branch = run.lay_steps(plan.branches[0], self.feed.items())
+        self.judges = run.judges.made[known:]
+        self.one_to_one = all(isinstance(step, MapPlan) for step in plan.branches[0])
 
     def items(self, above: Items) -> Items:
         """Yield what comes of the items."""
@@ -57,6 +62,8 @@ class InlineCache:
     def kept(self, item: Item, found: Found) -> Iterator[Item]:
         """Yield an entry's outputs."""
         self.tally.counts["hits"] += 1
+        for judge in self.judges:  # as in ``CacheStep.send``
+            judge.count_calls(1)
         if not found.to:
             self.run.facts.saw_drop()
         for value, path in zip(found.value, found.to, strict=True):
@@ -79,13 +86,19 @@ class InlineCache:
             assert type(value) is Encoded
             made.value = value.value
             outputs.append((made.path[len(origin) :], value.to))
+            if self.one_to_one:  # nothing more will come, and perhaps nobody will ask
+                self.write(missed.to, outputs)
             yield made
             failures = self.run.log.total
         if spoilt:
             self.tally.counts["not complete"] += 1
-            return
+        elif not (self.one_to_one and outputs):
+            self.write(missed.to, outputs)
+
+    def write(self, name: str, outputs: Sequence[Output]) -> None:
+        """Store an entry."""
         try:
-            outcome: Written | OSError = self.plan.store.write(missed.to, outputs)
+            outcome: Written | OSError = self.plan.store.write(name, outputs)
         except OSError as error:
             outcome = error
         self.tally.wrote(outcome)

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from spdl_async._runtime.meter import Meter
+from typing import Any, Final
 
 PENDING: Final = 0
 DONE: Final = 1
@@ -155,8 +152,8 @@ class Ledger:
     def free(self, item: Item) -> None:
         """Hear that an item's value was given to others."""
 
-    def hold(self, item: Item, number: int, meter: Meter) -> None:
-        """Hear that bytes are kept for an item besides its value, until it is released."""
+    def split_load(self, item: Item, to: Item, number: int) -> None:
+        """Hear that so many of an item's bytes are kept for another one now."""
 
     def pass_load(self, item: Item, to: Item) -> None:
         """Hear that another item has an item's value now."""

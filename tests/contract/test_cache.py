@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import operator
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, assert_type, cast
 
@@ -108,10 +112,10 @@ CHAINS: dict[str, Callable[[Builder], Builder]] = {
 @EACH_FACE
 @PLACES
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
-@pytest.mark.parametrize("count", [0, 1, 300])
 def test_every_pass_gives_the_same_and_only_the_first_one_makes_it(
-    chain: Callable[[Builder], Builder], count: int, place: str, face: Face, tmp_path: Path
+    chain: Callable[[Builder], Builder], place: str, face: Face, tmp_path: Path
 ) -> None:
+    count = 60
     plain = list(chain(numbers(count)).build())
     work = Counted(lambda n: n)
     builder = cached(chain(numbers(count).pipe(work, concurrency=2)), place, tmp_path)
@@ -125,6 +129,17 @@ def test_every_pass_gives_the_same_and_only_the_first_one_makes_it(
         assert (stage.items_in, stage.items_out) == (count, len(plain))
         assert outcome.statistics.in_flight == 0
     assert work.total == count
+
+
+@EACH_FACE
+@PLACES
+@pytest.mark.parametrize("count", [0, 1])
+def test_none_and_one(count: int, place: str, face: Face, tmp_path: Path) -> None:
+    pipeline = cached(numbers(count).pipe(str), place, tmp_path).build()
+    for epoch in range(2):
+        outcome = drive(pipeline, face)
+        assert outcome.result() == [str(n) for n in range(count)]
+        assert counts(outcome.statistics, "hits") == (count * epoch,)
 
 
 @EACH_FACE
@@ -641,56 +656,97 @@ def test_unfinished_files_of_dead_processes_are_removed_and_those_of_live_ones_k
 
 
 @EACH_FACE
-def test_a_write_that_fails_is_counted_and_logged_once_and_the_pass_goes_on(
-    face: Face, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_writes_that_fail_are_counted_and_logged_once_and_the_pass_goes_on(
+    face: Face, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "kept"
-    pipeline, work = build_in(folder)
-    folder.write_text("in the way")
-    with caplog.at_level(logging.WARNING, "spdl_async"):
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pipeline, _ = build_in(tmp_path)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "spdl_async"):
+        patch.setattr("spdl_async._cache.folder.os.replace", full)
         outcome = drive(pipeline, face)
-    # Reading fails too, which nobody asked to be skipped: see the next test.
-    assert isinstance(outcome.error, NotADirectoryError)
-    assert "cache lookup" in notes_of(outcome.error)
-    folder.unlink()
-    broken = Counted(lambda n: folder.write_text("in the way") if n == 3 else n)
-    pipeline = numbers(6).pipe(broken).cache(folder, on_error="skip").build()
-    with caplog.at_level(logging.WARNING, "spdl_async"):
-        drive(pipeline, face)
-    assert work.total == 0
+    assert len(outcome.result()) == 6
+    assert counts(outcome.statistics, "misses", "stored", "failed writes") == (6, 0, 6)
+    (record,) = caplog.records
+    assert "stage 'cache' keeps less than it could: OSError: [Errno 28]" in record.getMessage()
+    assert list(tmp_path.iterdir()) == []
+    assert counts(drive(pipeline, face).statistics, "stored", "failed writes") == (6, 0)
+
+
+@EACH_FACE
+def test_an_entry_that_cannot_be_read_is_a_failure_of_its_item(face: Face, tmp_path: Path) -> None:
+    pipeline, _ = build_in(tmp_path)
+    drive(pipeline, face).result()
+    for path in entries(tmp_path):
+        path.unlink()
+        path.mkdir()
+    outcome = drive(pipeline, face)
+    assert isinstance(outcome.error, IsADirectoryError)
+    assert "'cache lookup' on item 0" in notes_of(outcome.error)
+
+
+@EACH_FACE
+def test_a_folder_that_is_removed_meanwhile_is_made_again(face: Face, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    pipeline, _ = build_in(folder)
+    drive(pipeline, face).result()
+    shutil.rmtree(folder)
+    assert counts(drive(pipeline, face).statistics, "stored", "failed writes") == (6, 0)
+    assert len(entries(folder)) == 6
+
+
+@EACH_FACE
+def test_the_few_items_that_fail_in_each_pass_do_not_end_the_later_ones(face: Face) -> None:
+    def work(n: int) -> int:
+        if n % 50 == 7:
+            raise OSError("damaged")
+        return n
+
+    allowed = Fraction(1, 20)
+    pipeline = numbers(200).pipe(work, max_failures=allowed).cache(memory="1MB").build()
+    for epoch in range(2):
+        outcome = drive(pipeline, face)
+        assert len(outcome.result()) == 196
+        assert counts(outcome.statistics, "hits", "not complete") == (196 * epoch, 4)
+        assert outcome.statistics.failures == 4
 
 
 # Several at once: scenario A11
 
 CHILD = """
-import sys, time
+import itertools, os, sys, time
 import numpy as np
 from spdl_async import PipelineBuilder
 folder, count, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 def load(n):
     return {"image": np.full(20_000, n % 251, np.uint8), "n": n}
-if mode == "slow":
+if mode == "stuck":
     import spdl_async._cache.folder as module
-    def write(self, path, parts, old=module.FolderStore._write):
-        if path.endswith(module.SUFFIX) and write.calls == 3:
-            import os
-            name = f"{module.UNFINISHED}{module._host()}-{os.getpid()}-77"
-            file = open(os.path.join(self.folder, name), "wb")
-            file.write(parts[0]); file.flush()
-            print("in the middle", flush=True)
-            time.sleep(600)
-        write.calls += 1
-        old(self, path, parts)
-    write.calls = 0
-    module.FolderStore._write = write
+    real, writes = module.pieces, itertools.count()
+    def pieces(name, version, outputs):
+        made = real(name, version, outputs)
+        if next(writes) == 3:
+            def half():
+                yield made[0]
+                print("in the middle", flush=True)
+                time.sleep(600)
+            made = Half(made, half)
+        return made
+    class Half(list):
+        def __init__(self, made, half):
+            super().__init__(made)
+            self.half = half
+        def __iter__(self):
+            return self.half() if sys._getframe(1).f_code.co_name == "_write" else super().__iter__()
+    module.pieces = pieces
 builder = PipelineBuilder().add_source(range(count)).pipe(load, concurrency=4)
 pipeline = builder.cache(folder, max_bytes="4MB").build()
-for _ in range(3):
+for _ in range(2):
     with pipeline.run_sync() as run:
         for n, sample in enumerate(run):
             assert sample["n"] == n, (sample["n"], n)
             assert (sample["image"] == n % 251).all()
-            assert sample["image"].flags.writeable
         assert n == count - 1
         found = dict(run.statistics().stage("cache").notes)
         assert found["damaged"] == found["failed writes"] == 0, found
@@ -698,32 +754,45 @@ print("done", found["hits"], flush=True)
 """
 
 
-def child(folder: Path, count: int, mode: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def children(number: int, folder: Path, count: int, mode: str) -> Iterator[list[Any]]:
+    """Run processes that use one folder; kill what is left of them."""
     arguments = [sys.executable, "-W", "error", "-c", CHILD, str(folder), str(count), mode]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = [
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(number)
+    ]
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate(timeout=20)
+
+
+def unfinished(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.suffix != ".cached"]
 
 
 def test_a_run_that_was_killed_while_it_wrote_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    killed = child(tmp_path, 30, "slow")
-    assert killed.stdout is not None
-    assert killed.stdout.readline() == "in the middle\n"
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=20)
-    left = [path.name for path in tmp_path.iterdir() if path.suffix != ".cached"]
-    assert len(left) >= 1
-    after = child(tmp_path, 30, "plain")
-    said, errors = after.communicate(timeout=30)
-    assert (after.returncode, said) == (0, "done 30\n"), errors
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".cached"] == []
+    with children(1, tmp_path, 30, "stuck") as (killed,):
+        assert killed.stdout.readline() == "in the middle\n"
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(timeout=20)
+    assert len(unfinished(tmp_path)) >= 1
+    with children(1, tmp_path, 30, "plain") as (after,):
+        said, errors = after.communicate(timeout=30)
+        assert (after.returncode, said) == (0, "done 30\n"), errors
+    assert unfinished(tmp_path) == []
 
 
 def test_four_processes_share_a_folder(tmp_path: Path) -> None:
     """The limit is below what they make, so that they also delete what others read."""
-    children = [child(tmp_path, 250, "plain") for _ in range(4)]
-    for each in children:
-        _, errors = each.communicate(timeout=50)
-        assert each.returncode == 0, errors
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".cached"] == []
+    with children(4, tmp_path, 220, "plain") as started:
+        for each in started:
+            _, errors = each.communicate(timeout=50)
+            assert each.returncode == 0, errors
+    assert unfinished(tmp_path) == []
 
 
 @EACH_ENGINE
@@ -760,7 +829,7 @@ def test_epochs_that_overlap_share_a_cache(place: str, tmp_path: Path) -> None:
 @PLACES
 def test_what_a_take_below_has_delivered_is_kept(place: str, face: Face, tmp_path: Path) -> None:
     work = Counted(lambda n: n)
-    pipeline = cached(numbers(5000).pipe(work), place, tmp_path).take(5).build()
+    pipeline = cached(numbers(1000).pipe(work), place, tmp_path).take(5).build()
     assert drive(pipeline, face).result() == list(range(5))
     outcome = drive(pipeline, face)
     assert outcome.result() == list(range(5))
@@ -773,10 +842,10 @@ def test_a_run_that_is_left_early_ends_at_once_and_loses_nothing_kept(
     place: str, face: Face, tmp_path: Path
 ) -> None:
     work = Counted(lambda n: n)
-    pipeline = cached(numbers(3000).pipe(work, concurrency=2), place, tmp_path).build()
+    pipeline = cached(numbers(1000).pipe(work, concurrency=2), place, tmp_path).build()
     drive(pipeline, face, take=7)
     outcome = drive(pipeline, face)
-    assert outcome.result() == list(range(3000))
+    assert outcome.result() == list(range(1000))
     assert notes(outcome.statistics)["hits"] >= 7
     assert all(work.calls[n] == 1 for n in range(7))
 

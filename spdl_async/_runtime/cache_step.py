@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,7 @@ class CacheStep(RouteStep):
         self.tally = Tally(store, meter.name)
         self.fresh: deque[Item] = deque()
         self.pending = 0  # jobs in threads
+        self.at_work: dict[int, Item | None] = {}  # what is written, by thread
         self.written: deque[tuple[CacheWay | None, Written | OSError]] = deque()
         self.woken = False
         self.held_end: list[BaseException | None] = []
@@ -270,6 +272,8 @@ class CacheStep(RouteStep):
     def work(self, way: CacheWay | None) -> None:
         """Write an entry, in a thread."""
         outcome: Written | OSError = Written(stored=False)
+        thread = threading.get_ident()
+        self.at_work[thread] = None if way is None else way.origin
         try:
             if way is None:
                 outcome = Written(stored=False, evicted=self.store.open())
@@ -279,8 +283,17 @@ class CacheStep(RouteStep):
             outcome = error
         except BaseException as error:  # noqa: BLE001 -- of ours; the consumer must hear of it
             self.host.crashed(error)
+        del self.at_work[thread]
         self.written.append((way, outcome))
         self.wake()
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        return [(self.meters[0].name, at, item) for at, item in list(self.at_work.items())]
+
+    def unreached_failures(self) -> None:
+        self.held.clear()  # nobody wants what is in them any more; the run's statistics outlive it
+        self.done.clear()
+        self.fresh.clear()
 
     def wake(self) -> None:
         """Have the loop look at what was written; from any thread, coalesced."""

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import random
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from spdl_async._cache.codec import Decoder, encode
-from spdl_async._cache.entry import DamagedError, loaded, pieces
+from spdl_async._cache.entry import FORMAT, HEAD, MAGIC, DamagedError, loaded, pieces
 from spdl_async._cache.keys import canonical, entry_name, indexed, namespace_of
 
 Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024 -- it is refused
@@ -197,6 +198,31 @@ def test_no_mutation_of_a_file_gives_wrong_values() -> None:
             continue
         with pytest.raises(DamagedError):
             loaded(data, "name")
+
+
+def test_a_header_that_somebody_has_made_up_is_damage_and_nothing_worse() -> None:
+    value = {"image": np.arange(50, dtype=np.int16), "z": np.zeros((0, 3)), "g": np.float32(1)}
+    whole = b"".join(pieces("name", "", [((), encode(value)), ((1,), encode([b"more", 2**70]))]))
+    length = int.from_bytes(whole[12:16], "little")
+    draw = random.Random(7)
+    damaged = 0
+    for _ in range(5_000):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            at = HEAD.size + draw.randrange(length)
+            data[at] = draw.choice(b'0123456789[]{}",:abdglptTBi<>|-. ')
+        data[16:20] = zlib.crc32(data[HEAD.size :]).to_bytes(4, "little")
+        try:
+            loaded(data, "name")
+        except DamagedError:
+            damaged += 1
+    assert damaged > 1000
+    deep = (
+        b'{"entry":"name","outputs":[[[],' + b"[" * 100_000 + b"]" * 100_000 + b',0]],"buffers":[]}'
+    )
+    made = HEAD.pack(MAGIC, FORMAT, len(deep), zlib.crc32(deep), 0) + deep
+    with pytest.raises(DamagedError):
+        loaded(bytearray(made), "name")
 
 
 def test_an_entry_under_another_name_is_not_taken() -> None:

@@ -253,7 +253,7 @@ class Decoder:
         dtype = dtype_of(made)
         data = self.own(self.buffers[number])
         if not len(data):
-            return np.empty(shape, dtype, order)
+            return np.empty(0, dtype).reshape(shape, order=order)
         return np.frombuffer(data, dtype).reshape(shape, order=order)
 
     def tensor(self, name: str, shape: list[int], number: int) -> Any:
@@ -262,7 +262,7 @@ class Decoder:
         dtype = getattr(torch, name)
         data = self.own(self.buffers[number])
         if not len(data):
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(0, dtype=dtype).reshape(shape)
         return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
     def own(self, buffer: Any) -> Any:

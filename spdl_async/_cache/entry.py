@@ -81,7 +81,14 @@ def loaded(data: bytearray, name: str) -> list[Loaded]:
         body = view[HEAD.size + length :]
         buffers = [body[at : at + number] for at, number in header["buffers"]]
         return _outputs(header["outputs"], buffers, size)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         raise DamagedError(f"its header cannot be used: {error}") from error
 
 

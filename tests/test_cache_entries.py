@@ -220,7 +220,7 @@ def test_a_header_that_somebody_has_made_up_is_damage_and_nothing_worse() -> Non
     deep = (
         b'{"entry":"name","outputs":[[[],' + b"[" * 100_000 + b"]" * 100_000 + b',0]],"buffers":[]}'
     )
-    made = HEAD.pack(MAGIC, FORMAT, len(deep), zlib.crc32(deep), 0) + deep
+    made = HEAD.pack(MAGIC, FORMAT, len(deep), zlib.crc32(deep), 0, 0) + deep
     with pytest.raises(DamagedError):
         loaded(bytearray(made), "name")
 

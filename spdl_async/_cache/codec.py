@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
@@ -33,6 +34,7 @@ KINDS: Final = (
     "numpy arrays, torch tensors, bytes, str, numbers, None, paths, and lists, tuples and dicts of "
     "them"
 )
+DTYPE: Final = re.compile(r"[<>|=][a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}(/\d{1,9})?\])?")
 At = tuple[Any, Any] | None
 
 
@@ -193,11 +195,14 @@ def as_lists(descr: Any) -> Any:
 
 def dtype_of(made: Any) -> Any:
     """Return the numpy dtype that :func:`described` has described."""
-    return np.dtype(made) if isinstance(made, str) else np.lib.format.descr_to_dtype(_descr(made))
+    made = _descr(made)
+    return np.dtype(made) if isinstance(made, str) else np.lib.format.descr_to_dtype(made)
 
 
 def _descr(made: Any) -> Any:
     if isinstance(made, str):
+        if not DTYPE.fullmatch(made):  # numpy would evaluate other texts
+            raise ValueError(f"a dtype {made!r}")
         return made
     return [
         (tuple(name) if isinstance(name, list) else name, _descr(inner), *map(tuple, shape))

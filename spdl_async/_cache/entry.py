@@ -1,7 +1,7 @@
 """The file of an entry: all that came of one source item, checked when it is read.
 
 32 bytes: ``SPDLASYN``, format (u32), length of the header (u32), CRC-32 of all that follows (u32,
-zlib's), 4 zero bytes, length of the data (u64); little-endian. Then the header, JSON, padded with
+zlib's), 0 (u32), length of the data (u64); little-endian. Then the header, JSON, padded with
 blanks to a multiple of 64 bytes together with these 32; then the buffers, each padded to a multiple of 64.
 """
 
@@ -17,7 +17,7 @@ from spdl_async._cache.codec import Blob, Decoder
 
 MAGIC: Final = b"SPDLASYN"
 FORMAT: Final = 1
-HEAD: Final = struct.Struct("<8sIII4xQ")
+HEAD: Final = struct.Struct("<8sIIIIQ")
 ALIGNMENT: Final = 64
 
 Output = tuple[tuple[int, ...], Blob]
@@ -51,7 +51,7 @@ def pieces(name: str, version: str, outputs: Sequence[Output]) -> list[bytes]:
     check = zlib.crc32(header)
     for piece in body:
         check = zlib.crc32(piece, check)
-    return [HEAD.pack(MAGIC, FORMAT, len(header), check, at), header, *body]
+    return [HEAD.pack(MAGIC, FORMAT, len(header), check, 0, at), header, *body]
 
 
 def loaded(data: bytearray, name: str) -> list[Loaded]:
@@ -66,8 +66,8 @@ def loaded(data: bytearray, name: str) -> list[Loaded]:
     """
     if len(data) < HEAD.size:
         raise DamagedError(f"it has {len(data)} bytes")
-    magic, number, length, check, size = HEAD.unpack_from(data)
-    if magic != MAGIC or number != FORMAT:
+    magic, number, length, check, zero, size = HEAD.unpack_from(data)
+    if magic != MAGIC or number != FORMAT or zero:
         raise DamagedError("it is no entry, or one of another format")
     if HEAD.size + length + size != len(data):
         raise DamagedError(f"it has {len(data)} bytes, its header says {HEAD.size + length + size}")

@@ -26,7 +26,7 @@ def add_caches(program: Program, failures: bool) -> None:
         return
     for tree in chains(program.tree):
         most = item_by_item(tree.stages)
-        if most and random.random() < (0.9 if program.epochs > 1 else 0.25):
+        if most and random.random() < (0.6 if program.epochs > 1 else 0.25):
             at = random.randint(1, most)
             size = random.choice((1, 3_000, "10MB"))
             options: dict[str, Any] = {"memory": size, "concurrency": random.randint(1, 4)}

@@ -131,6 +131,11 @@ def test_storage_prints_every_row() -> None:
         "64 threads, http.client",
         "missed: ",
     ):
+@pytest.mark.torch
+def test_cache_prints_both_rows() -> None:
+    pytest.importorskip("PIL")
+    output = _quick("benchmarks.cache")
+    for text in ("[photos]", "[small]", "without a cache", "second pass, folder", "bare np.load"):
         assert text in output
 
 

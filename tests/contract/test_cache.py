@@ -25,6 +25,7 @@ import pytest
 from faces import ENGINE_FACES, FACES, Face, Gate, drive, notes_of, run_loop
 
 from spdl_async import DROP, BuildError, Merge, Pipeline, PipelineBuilder, RunStatistics, Zip
+from spdl_async._plan.caching import CachePlan
 from spdl_async.testing import Chain, reference_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -552,7 +553,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "longer": lambda data: data + b"x",
     "flipped magic": lambda data: b"x" + data[1:],
     "flipped header": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
-    "flipped data": lambda data: data[:-70] + bytes([data[-70] ^ 128]) + data[-69:],
+    "flipped data": lambda data: data[:-50] + bytes([data[-50] ^ 128]) + data[-49:],
     "another file": lambda data: b"PK\x03\x04" * 100,
     "zeros": lambda data: bytes(len(data)),
 }
@@ -867,6 +868,56 @@ def test_the_byte_budget_holds_with_a_cache(place: str, face: Face, tmp_path: Pa
         assert found.peak <= 150_000 + 4 * 10_500
         assert found.held == 0
         assert counts(outcome.statistics, "hits") == (60 * epoch,)
+
+
+@EACH_ENGINE
+def test_the_bytes_of_an_entry_count_while_it_is_not_written(face: Face) -> None:
+    gate = Gate()
+    pipeline = numbers(1).pipe(lambda n: np.zeros(10_000, np.uint8)).cache(memory="1MB")
+    built = pipeline.build(max_bytes="1MB")
+    writes = blocked(built, gate)
+    with gate.opened_at_end():
+        outcome = drive(built, face, on_output=lambda value: gate.open())
+    outcome.result()
+    assert writes == [1]
+    found = outcome.statistics.bytes
+    assert found is not None
+    assert 20_000 <= found.peak < 25_000  # the value and its copy
+    assert found.held == 0
+
+
+def blocked(pipeline: Pipeline[Any], gate: Gate) -> list[int]:
+    """Have the writes of a pipeline's cache wait at a gate; return what counts them."""
+    (plan,) = [step for step in pipeline._plan.steps if isinstance(step, CachePlan)]
+    write, writes = plan.store.write, list[int]()
+
+    def later(*arguments: Any) -> Any:
+        gate.wait()
+        written = write(*arguments)
+        writes.append(1)
+        return written
+
+    plan.store.write = later  # type: ignore[assignment]  # that is the test
+    return writes
+
+
+@EACH_ENGINE
+def test_the_data_end_only_when_all_is_written(face: Face) -> None:
+    gate = Gate()
+    pipeline = numbers(3).pipe(str).cache(memory="1MB").build()
+    writes = blocked(pipeline, gate)
+    opener = threading.Timer(0.1, gate.open)  # a late one makes this slow, an early one weak
+    seen: list[int] = []
+
+    def look(value: str) -> None:
+        if value == "2":
+            assert not writes
+            opener.start()
+
+    with gate.opened_at_end():
+        drive(pipeline, face, on_output=look, on_end=lambda: seen.append(len(writes))).result()
+    opener.join()
+    assert seen == [3]
 
 
 @EACH_ENGINE

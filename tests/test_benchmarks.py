@@ -131,6 +131,9 @@ def test_storage_prints_every_row() -> None:
         "64 threads, http.client",
         "missed: ",
     ):
+        assert text in output
+
+
 @pytest.mark.torch
 def test_cache_prints_both_rows() -> None:
     pytest.importorskip("PIL")

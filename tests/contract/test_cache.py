@@ -24,7 +24,16 @@ import numpy as np
 import pytest
 from faces import ENGINE_FACES, FACES, Face, Gate, drive, notes_of, run_loop
 
-from spdl_async import DROP, BuildError, Merge, Pipeline, PipelineBuilder, RunStatistics, Zip
+from spdl_async import (
+    DROP,
+    BuildError,
+    Merge,
+    Pipeline,
+    PipelineBuilder,
+    RunStatistics,
+    ShutdownTimeout,
+    Zip,
+)
 from spdl_async._plan.caching import CachePlan
 from spdl_async.testing import Chain, reference_run
 
@@ -918,6 +927,18 @@ def test_the_data_end_only_when_all_is_written(face: Face) -> None:
         drive(pipeline, face, on_output=look, on_end=lambda: seen.append(len(writes))).result()
     opener.join()
     assert seen == [3]
+
+
+def test_a_write_that_hangs_is_named_where_a_run_is_left() -> None:
+    gate = Gate()
+    pipeline = numbers(3).pipe(str).cache(memory="1MB").build()
+    blocked(pipeline, gate)
+    run = pipeline.run_sync(shutdown_timeout=0.05)
+    with gate.opened_at_end():
+        with pytest.raises(ShutdownTimeout, match="'cache'"), run:
+            next(run)
+        gate.open()
+        run.close()
 
 
 @EACH_ENGINE

@@ -50,6 +50,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.arrays
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.media
+	$(BIN)/python -m benchmarks.cache
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -27,6 +27,7 @@ from spdl_async.errors import BuildError, UnusedBuilderWarning
 from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
+from spdl_async.spec.cache import CacheSpec, where_kept
 from spdl_async.spec.markers import Drop
 from spdl_async.spec.policy import FailurePolicy, OnError, Retry, check_int, parse_policy
 from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
@@ -743,6 +744,81 @@ class PipelineBuilder(Generic[T_co]):
         numbered: PipelineBuilder[tuple[int, T_co]] = self._with_stage(EnumerateSpec(start=start))
         return numbered
 
+    def cache(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        /,
+        *,
+        memory: int | str | None = None,
+        max_bytes: int | str | None = None,
+        key: Callable[[Any], Any] | None = None,
+        version: str = "",
+        concurrency: int = 4,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> PipelineBuilder[T_co]:
+        """Keep what the stages above make of each source item; later passes load it in their place.
+
+        The first pass makes and keeps; from the second on the items that are kept skip every stage
+        between the source and here. The source itself is read in each pass. So put the
+        cache below the last stage that always makes the same of the same item (reading, decoding,
+        resizing) and above random augmentation.
+
+        Kept are numpy arrays, torch tensors on the CPU, bytes, str, numbers, ``None``, paths, and lists,
+        tuples and dicts of them, as bytes and without pickle; anything else is a failure of the item.
+        What is loaded is a fresh copy, whose arrays may be written to. An item of which something was
+        skipped after a failure is not kept; one that was filtered out is, as nothing.
+
+        A folder can be used by several processes at once, and by later ones. Entries are checked
+        when they are read; one that is damaged is deleted and made again. Statistics count under the
+        stage's ``notes``.
+
+        Args:
+            folder: where entries are files; made where it is not there. Its pipelines need
+                different ``name`` or ``version`` where they make different things of the same keys.
+            memory: in place of a folder, how many bytes to keep in this process, as a number or as
+                text such as ``"2GB"``; each ``build()`` makes a cache of its own, which its passes share.
+            max_bytes: how much the folder keeps, whatever is in it; what was used least recently goes.
+                Default: no limit.
+            key: a function of the source item that returns what identifies it: a str, int, bytes, path,
+                or a tuple of these. Default: its position in the source, and the item itself where it is
+                one of these. Needed where positions change: a source with ``set_epoch``,
+                ``Merge``, ``Zip``, an iterator.
+            version: change it when an op above changes what it does; older entries are not found then.
+            concurrency: how many entries are looked up and loaded at once, in threads.
+            name: the name in tables and messages, and a part of what entries are found by; default
+                ``"cache"``.
+            on_error: as for :meth:`pipe`, for the key function and for what cannot be kept.
+            max_failures: failures that are allowed.
+
+        Raises:
+            BuildError: no place, or two; or, from ``build()``, a stage above that does not work on
+                one source item at a time, or positions that identify nothing.
+
+        >>> from spdl_async import PipelineBuilder
+        >>> def slow_square(n):
+        ...     print("made", n)
+        ...     return n * n
+        >>> squares = PipelineBuilder().add_source([1, 2]).pipe(slow_square).cache(memory="1MB").build()
+        >>> list(squares), list(squares)
+        made 1
+        made 2
+        ([1, 4], [1, 4])
+        """
+        self._used = True
+        place, limit = where_kept(folder, memory, max_bytes)
+        spec = CacheSpec(
+            folder=place,
+            max_bytes=limit,
+            key=key,
+            version=version,
+            concurrency=concurrency,
+            name=name,
+            policy=checked_policy(on_error, max_failures, "cache"),
+        )
+        return self._typed(spec)
+
     def _typed(self, stage: StageSpec) -> PipelineBuilder[T_co]:
         made: PipelineBuilder[T_co] = self._with_stage(stage)
         return made
@@ -944,7 +1020,7 @@ def stage_text(stage: StageSpec) -> str:
     if isinstance(stage, AggregateSpec):
         inner = stage.size if stage.size is not None else op_name(stage.aggregator)
         return f"aggregate({inner})"
-    return stage.text if isinstance(stage, SHAPE_SPECS) else "disaggregate()"
+    return stage.text if isinstance(stage, (CacheSpec, *SHAPE_SPECS)) else "disaggregate()"
 
 
 def _calling_line() -> tuple[str, int]:

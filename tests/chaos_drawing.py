@@ -6,6 +6,7 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
+from chaos_caches import add_caches
 from chaos_kinds import GIVEN, NARROW, Sent, Spanning, Spending, by_cost, processes
 from chaos_programs import Crowd, Program, Session, failing, router_of, stuck, stuck_async
 from chaos_reference import Chained, Merged, Route, Source, Turns, Work
@@ -72,6 +73,7 @@ class Drawing:
         self.more = True  # until who is in a list with whom is unknown
         program.tree = self.chained(0)
         self.plan_end()
+        add_caches(program, self.failures)
 
     def plan_end(self) -> None:
         """Draw how the pass is run and ended."""

@@ -135,6 +135,14 @@ def test_storage_prints_every_row() -> None:
 
 
 @pytest.mark.torch
+def test_cache_prints_both_rows() -> None:
+    pytest.importorskip("PIL")
+    output = _quick("benchmarks.cache")
+    for text in ("[photos]", "[small]", "without a cache", "second pass, folder", "bare np.load"):
+        assert text in output
+
+
+@pytest.mark.torch
 def test_media_prints_every_row() -> None:
     pytest.importorskip("av")
     pytest.importorskip("soundfile")

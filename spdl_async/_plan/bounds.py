@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from spdl_async._plan.caching import CachePlan
 from spdl_async._plan.filtering import AsyncFilter, Filter
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import SHAPE_PLANS, shape_bound, shape_length
@@ -70,7 +72,12 @@ def _bound_of(step: StepPlan) -> Bound:
         )
         return Bound(step.op.name, step.bound, held)
     if isinstance(step, RoutePlan):
-        return Bound(step.name, step.bound, "in the branches, or waiting for an earlier one")
+        what = (
+            "not found, or waiting for"
+            if isinstance(step, CachePlan)
+            else "in the branches, or waiting for"
+        )
+        return Bound(step.name, step.bound, f"{what} an earlier one")
     if isinstance(step, SHAPE_PLANS):
         return Bound(step.name, *shape_bound(step))
     return Bound(step.op.name, FLATTEN_CHUNK, "lists taken apart")
@@ -124,8 +131,7 @@ def _items_bound(chain: Plan | ChainPlan) -> tuple[int, int] | None:
         elif isinstance(step, RoutePlan) and all(
             isinstance(inner, (MapPlan, RoutePlan)) for inner in steps_of([step])
         ):
-            # With ways of their own it counts all that is in the branches, else what none has taken.
-            inner = () if step.ordered or step.batched else steps_of([step])
+            inner = () if step.by_ways else steps_of([step])
             held = sum(held_by(s) for s in inner if isinstance(s, MapPlan))
             held += sum(s.bound for s in steps_of([step]) if isinstance(s, RoutePlan))
             total += held * each
@@ -170,7 +176,7 @@ def length(plan: Plan) -> int:
     for step in all_steps(plan):
         if isinstance(step, MapPlan):
             policies += [(op.name, op.policy) for op in step.ops]
-        elif isinstance(step, RoutePlan):
+        elif isinstance(step, RoutePlan) and not isinstance(step, CachePlan):
             raise LengthUnknownError(
                 f"the branches of {step.router.name!r} may drop items, so the number of results is not "
                 f"known"
@@ -189,8 +195,11 @@ def hint(plan: Plan | ChainPlan) -> int:
     Raises:
         LengthUnknownError: the source has no length, or a stage changes the number freely.
     """
-    count = _count_read(plan.source)
-    for step in plan.steps:
+    return _count_made(_count_read(plan.source), plan.steps)
+
+
+def _count_made(count: int, steps: Iterable[StepPlan]) -> int:
+    for step in steps:
         if isinstance(step, SHAPE_PLANS):
             count = shape_length(step, count)
         elif isinstance(step, BatchPlan) and step.within is not None:
@@ -200,6 +209,8 @@ def hint(plan: Plan | ChainPlan) -> int:
             )
         elif isinstance(step, BatchPlan):
             count = count // step.size if step.drop_last else -(-count // step.size)
+        elif isinstance(step, CachePlan):
+            count = _count_made(count, step.branches[0])
         elif not isinstance(step, MapPlan):
             raise LengthUnknownError(_why_any(step))
     return count

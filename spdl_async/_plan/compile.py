@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spdl_async._plan.branches import check_branch
+from spdl_async._plan.caching import Caching, check_source, ordered_above, split_at_cache
 from spdl_async._plan.classify import (
     check_arity,
     classify_aggregator,
@@ -41,7 +42,9 @@ from spdl_async._plan.steps import (
     ops_of,
     sources_of,
 )
+from spdl_async._plan.threads import count_threads
 from spdl_async.errors import BuildError
+from spdl_async.spec.cache import CacheSpec
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec
 from spdl_async.spec.stages import (
@@ -95,19 +98,39 @@ def plan_chain(chain: ChainSpec, scope: Scope, names: Names, placed: list[Placed
         source = plan_merge(spec, scope, names, placed)
     else:
         source = plan_source(spec, scope, names)
-    return ChainPlan(source=source, steps=plan_stages(chain.stages, scope, names, placed))
+    above, cache, below = split_at_cache(chain.stages)
+    if cache is None:
+        return ChainPlan(source=source, steps=plan_stages(above, scope, names, placed))
+    check_source(cache, source)
+    caching = Caching(cache, names.give, resolve(cache.policy, cache.scope, scope), scope)
+    branch = plan_stages(above, scope, names, placed, last=caching.encode)
+    cached = caching.steps(branch, ordered_above(above))
+    placed += cached
+    steps = (*(one.step for one in cached), *plan_stages(below, scope, names, placed))
+    return ChainPlan(source=source, steps=steps)
 
 
 def plan_stages(
-    stages: Iterable[StageSpec], scope: Scope, names: Names, placed: list[Placed]
+    stages: Iterable[StageSpec],
+    scope: Scope,
+    names: Names,
+    placed: list[Placed],
+    *,
+    last: Callable[[list[Placed]], Placed] | None = None,
 ) -> tuple[StepPlan, ...]:
-    """Plan the stages of a chain or of a branch."""
+    """Plan the stages of a chain or of a branch; ``last`` makes one more step below them."""
     found: list[Placed] = []
     for stage in stages:
+        if isinstance(stage, CacheSpec):
+            raise BuildError(
+                f"{stage.text}: a branch of a route has no cache; put it below the route"
+            )
         if isinstance(stage, RouteSpec):
             found += plan_route(stage, scope, names, placed)
         else:
             found.append(plan_stage(stage, scope, names))
+    if last is not None:
+        found.append(last(found))
     steps = fuse(found)
     placed += steps
     return tuple(one.step for one in steps)
@@ -361,29 +384,3 @@ def async_parts(planned: ChainPlan, steps: Iterable[Placed]) -> Iterable[str]:
     for _, op in ops:
         if op.lifespan is not None:
             yield f"stage {op.name!r} has a lifespan"
-
-
-def count_threads(scope: Scope, steps: Iterable[Placed]) -> int:
-    """Return the size of our pool: as given, else the concurrency of the thread stages in sum.
-
-    An inlined pipeline that was built with a ``num_threads`` brings that many.
-    """
-    if scope.num_threads is not None:
-        return scope.num_threads
-    inner = {id(p.inner): p.inner.num_threads for p in steps if p.inner is not None}
-    threads = sum(number for number in inner.values() if number is not None)
-    for placed in steps:
-        if placed.inner is None or placed.inner.num_threads is None:
-            threads += threads_of(placed.step)
-    return max(1, threads)
-
-
-def threads_of(step: StepPlan) -> int:
-    """Return how many threads of our pool a step can use at once."""
-    if isinstance(step, AggregatePlan):
-        return 1 if step.executor is None else 0
-    if isinstance(step, MapPlan):
-        return 0 if step.on_loop or step.executor is not None else step.concurrency
-    if isinstance(step, FlowPlan):
-        return step.concurrency if step.executor is None else 0
-    return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spdl_async._plan.bounds import bounds, epochs_bound, source_items_bound
+from spdl_async._plan.caching import CachePlan, cache_text
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import SHAPE_PLANS, shape_text
 from spdl_async._plan.steps import (
@@ -86,7 +87,8 @@ def steps_text(steps: Iterable[StepPlan], indent: str) -> list[str]:
         lines.append(f"{indent}{step_text(step)}")
         if isinstance(step, RoutePlan):
             for label, branch in zip(step.labels, step.branches, strict=True):
-                lines.append(f"{indent}  branch {label}" + ("" if branch else ": nothing is done"))
+                what = label if isinstance(step, CachePlan) else f"branch {label}"
+                lines.append(f"{indent}  {what}" + ("" if branch else ": nothing is done"))
                 lines += steps_text(branch, indent + "    ")
     return lines
 
@@ -136,6 +138,8 @@ def step_text(step: StepPlan) -> str:
         return shape_text(step)
     if isinstance(step, FlattenPlan):
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
+    if isinstance(step, CachePlan):
+        return cache_text(step)
     order = "input order" if step.ordered else "completion order"
     if isinstance(step, RoutePlan):
         return f"{step.name}: {'elements of lists' if step.batched else 'items'} routed, {order}"
@@ -197,7 +201,8 @@ class Chart:
                     self.steps(branch, ends, label)
                     for label, branch in zip(step.labels, step.branches, strict=True)
                 ]
-                ends = self.node(step.name, [end for branch in branches for end in branch])
+                found = ends if isinstance(step, CachePlan) else []
+                ends = self.node(step.name, [*found, *(end for b in branches for end in b)])
             else:
                 ends = self.node(_label(step), ends, on_edge)
             on_edge = ""

@@ -17,6 +17,8 @@ class Routed:
 
     __slots__ = ("to", "value")
 
+    more_bytes = 0  # that it takes besides the item
+
     def __init__(self, value: Any, to: Any) -> None:
         self.value = value
         self.to = to

@@ -232,6 +232,11 @@ class RoutePlan:
         )
 
     @property
+    def by_ways(self) -> bool:
+        """Whether it counts all that is in the branches, else what none of them has taken."""
+        return self.ordered or self.batched
+
+    @property
     def floor(self) -> int:
         """The number of items that go about in the branches while ops are slow."""
         steps = [step for branch in self.branches for step in branch]

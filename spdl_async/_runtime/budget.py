@@ -105,11 +105,11 @@ class Budget(Ledger):
             return sum(load.bytes for load in loads if load is not None)
         if self.over:
             return 0
-        value = item.value
-        if type(value) is Routed:
-            value = value.value
+        value, more = item.value, 0
+        if isinstance(value, Routed):
+            more, value = value.more_bytes, value.value
         try:
-            return self.checked_size(value)
+            return self.checked_size(value) + more
         except Exception as error:  # noqa: BLE001 -- the user's function; the consumer gets it
             note_once(
                 error,
@@ -161,6 +161,17 @@ class Budget(Ledger):
             load.meter = meter
             meter.bytes += load.bytes
             meter.peak_bytes = max(meter.peak_bytes, meter.bytes)
+
+    def split_load(self, item: Item, to: Item, number: int) -> None:
+        load, other = self.load_of(item), self.load_of(to)
+        if load is not None:
+            load.bytes -= number
+            if other is None:
+                to.load = Load(number, load.meter)
+            else:
+                other.bytes += number
+                load.meter.bytes -= number
+                other.meter.bytes += number
 
     def pass_load(self, item: Item, to: Item) -> None:
         """Let an item's bytes count for another one, which has its value now."""

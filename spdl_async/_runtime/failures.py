@@ -23,6 +23,7 @@ from spdl_async._runtime.ticket import (
     Item,
     OpFailure,
     describe_source,
+    spoil,
     where_is,
     which_are,
 )
@@ -245,6 +246,7 @@ class Judge:
             return error
         if failure.answer is not None:
             return failure.answer
+        spoil(item)
         budget = self.budget
         budget.failures += 1
         if budget.limit is not None and len(budget.records) < MAX_RECORDS:
@@ -284,12 +286,12 @@ class Judges:
         self._context = context
         self._seed = f"{seed}, {epoch}"
         self._shared: dict[int, Budget] = {}
-        self._made: list[Judge] = []
+        self.made: list[Judge] = []
 
     def of(self, op: OpPlan) -> Judge:
         """Return a judge for one op."""
         judge = self._judge(op)
-        self._made.append(judge)
+        self.made.append(judge)
         if op.retry is not None:
             judge.retries = Retries(op.retry, f"{self._seed}, {op.name}")
         return judge
@@ -307,7 +309,7 @@ class Judges:
 
     def forget(self) -> None:
         """Let go of exceptions: the run has ended, and keeps only records."""
-        for judge in self._made:
+        for judge in self.made:
             judge.first = None
 
     def at_end(self) -> BaseException | None:

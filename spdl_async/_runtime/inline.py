@@ -14,6 +14,7 @@ from contextvars import Context
 from time import perf_counter as clock
 from typing import Any, Protocol
 
+from spdl_async._plan.caching import CachePlan, LookupPlan
 from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import (
     AggregatePlan,
@@ -37,6 +38,7 @@ from spdl_async._runtime.inline_branches import (
     merged,
     outputs_of,
 )
+from spdl_async._runtime.inline_cache import InlineCache, numbered
 from spdl_async._runtime.inline_calls import attempt, flow, wait_for_retry
 from spdl_async._runtime.inline_lifespan import in_lifespan
 from spdl_async._runtime.inline_loop import InlineLoop, close
@@ -227,6 +229,8 @@ class InlinePass:
         """Return the generator of a step."""
         if isinstance(plan, MapPlan):
             kind = "async" if plan.on_loop else "thread"
+            if isinstance(plan, LookupPlan) and plan.numbered:
+                above = numbered(above)
             return self.maps([self.stage(op, kind) for op in plan.ops], above)
         if isinstance(plan, FlowPlan):
             return self.flows(self.stage(plan.op, "async" if plan.on_loop else "generator"), above)
@@ -239,8 +243,10 @@ class InlinePass:
         if isinstance(plan, AggregatePlan):
             return self.aggregates(plan, self.stage(plan.op, "aggregator"), above)
         if isinstance(plan, RoutePlan):
-            meter = Meter(plan.name, "route", 1)
+            meter = Meter(plan.name, "cache" if isinstance(plan, CachePlan) else "route", 1)
             self.meters.append(meter)
+            if isinstance(plan, CachePlan):
+                return InlineCache(self, plan, meter).items(above)
             return InlineRoute(self, plan, meter, self.judges.of(plan.router)).items(above)
         return elements(self, self.stage(plan.op, "flatten"), above)
 

@@ -89,6 +89,9 @@ class Item:
     def left(self) -> None:
         """Hear, as a ticket for a part of the way, that nothing of it is on that part any more."""
 
+    def spoilt(self) -> None:
+        """Hear, as a ticket, that something of it was skipped after a failure."""
+
     def child(
         self, value: Any, path: tuple[int, ...], members: Sequence[Item] | None = None
     ) -> Item:
@@ -161,6 +164,9 @@ class Ledger:
     def free(self, item: Item) -> None:
         """Hear that an item's value was given to others."""
 
+    def split_load(self, item: Item, to: Item, number: int) -> None:
+        """Hear that so many of an item's bytes are kept for another one now."""
+
     def pass_load(self, item: Item, to: Item) -> None:
         """Hear that another item has an item's value now."""
 
@@ -174,6 +180,15 @@ class Ledger:
         else:
             for member in parent.members:
                 self.adopt(member, children)
+
+
+def spoil(item: Item) -> None:
+    """Tell the tickets of an item that it was skipped after a failure, so not all of them is there."""
+    for member in item.members or (item,):
+        ticket = member.root
+        while ticket is not None:
+            ticket.spoilt()
+            ticket = ticket.root
 
 
 def kept_source(value: Any) -> Any:

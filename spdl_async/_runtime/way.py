@@ -81,6 +81,9 @@ class Member(Way):
         super().__init__(whole.step, member, whole.branch)
         self.whole = whole
 
+    def spoilt(self) -> None:
+        self.whole.spoilt()
+
     def left(self) -> None:
         self.whole.open -= 1
         if not self.whole.open:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spdl_async._plan.caching import CachePlan, LookupPlan
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import EnumeratePlan, ShufflePlan, SkipPlan, TakePlan
 from spdl_async._plan.steps import (
@@ -25,6 +26,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async._runtime.aggregate_step import AggregateStep
 from spdl_async._runtime.batch_step import BatchStep, FlattenStep
+from spdl_async._runtime.cache_step import CacheStep, LookupStep
 from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.foreign_step import ForeignStep
@@ -180,7 +182,10 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
             meters=meters,
             timeout=timeout,
         )
-    step = (ThreadStep if timeout is None else TimedThreadStep)(
+    kind_of_step: type[ThreadStep] = ThreadStep if timeout is None else TimedThreadStep
+    if isinstance(plan, LookupPlan) and plan.numbered:
+        kind_of_step = LookupStep
+    step = kind_of_step(
         engine,
         above,
         below,
@@ -275,6 +280,22 @@ def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         ceiling=plan.bound,
         judge=engine.judges.of(plan.router),
         meter=Meter(plan.name, "route", 1),
+    )
+
+
+@make_step.register(CachePlan)
+def _(plan: CachePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    return CacheStep(
+        engine,
+        above,
+        below,
+        ordered=plan.ordered,
+        store=plan.store,
+        streams=any(isinstance(s, FlowPlan) for s in steps_of(plan.branches[0])),
+        floor=plan.floor,
+        ceiling=plan.bound,
+        judge=engine.judges.of(plan.router),
+        meter=Meter(plan.name, "cache", 1),
     )
 
 

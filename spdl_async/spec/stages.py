@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from spdl_async.errors import BuildError
+from spdl_async.spec.cache import CacheSpec
 from spdl_async.spec.policy import FailurePolicy, Retry, check_int, check_seconds
 from spdl_async.spec.shapes import ShapeSpec, check_within
 
@@ -155,7 +156,7 @@ class RouteSpec:
         return self.router.name
 
 
-StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | RouteSpec
+StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | RouteSpec | CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ Verb = Literal[
     "take",
     "skip",
     "enumerate",
+    "cache",
 ]
 OnError = Literal["raise", "skip"] | Callable[[Failure], object]
 
@@ -92,6 +93,10 @@ class Chain:
     def enumerate(self, start: int = 0) -> Chain:
         """Add ``PipelineBuilder.enumerate``."""
         return self._with("enumerate", start, {})
+
+    def cache(self, folder: Any = None, /, **options: Any) -> Chain:
+        """Add ``PipelineBuilder.cache``, which changes no result."""
+        return self._with("cache", folder, options)
 
     def _with(self, verb: Verb, argument: Any, options: dict[str, Any]) -> Chain:
         step = Step(verb=verb, argument=argument, options=MappingProxyType(dict(options)))

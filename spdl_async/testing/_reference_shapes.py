@@ -1,4 +1,4 @@
-"""Choosing, numbering and reordering in plain loops."""
+"""Choosing, numbering, reordering and keeping in plain loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from spdl_async import BuildError
 
-SHAPES: Final = ("shuffle", "take", "skip", "enumerate")
+SHAPES: Final = ("shuffle", "take", "skip", "enumerate", "cache")
 
 
 def shaped(
@@ -25,6 +25,8 @@ def shaped(
                 "reference_run: give shuffle a seed; without one its order depends on build(seed=)"
             )
         return shuffled(argument, seed, epoch, above)
+    if verb == "cache":
+        return above
     if verb == "take":
         return itertools.islice(above, argument)
     if verb == "skip":

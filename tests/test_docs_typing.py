@@ -41,7 +41,10 @@ follow_imports = silent
 def bound(tree: ast.Module) -> set[str]:
     """Return the names that a block's own statements bind, outside of functions and classes."""
     found: set[str] = set()
-    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp)
+    inner = (
+        *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+        *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    )
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

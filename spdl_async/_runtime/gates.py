@@ -170,3 +170,24 @@ class FlowGate(InputGate):
             self.of.let_go_on(flow)
             number -= 1
         super().begin_some(number)
+
+    def resting(self) -> int:
+        """Return how many flows were let go and wait for something else than their op.
+
+        One that has made its value waits to hand it on; one whose first call had not begun before a
+        failure that ends the run will never begin.
+        """
+        return sum(
+            1 for flow in self.of.flows if flow.children or flow.ended or self.never_begins(flow)
+        )
+
+    def never_begins(self, flow: Flow) -> bool:
+        """Tell whether a failure that ends the run has come before the flow's first call."""
+        step = self.of
+        return (
+            step.halted
+            and flow.iterator is None
+            and flow not in step.slots
+            and not step.was_tried(flow)
+            and all(hop.item is not flow.item for hop in step.hops)
+        )

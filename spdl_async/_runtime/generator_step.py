@@ -83,8 +83,7 @@ class ThreadFlowStep(HoppingStep):
         return FlowGate(budget, self)
 
     def resting(self) -> int:
-        # A flow that has made its value waits to hand it on, not for the op.
-        return sum(1 for flow in self.flows if flow.children or flow.ended)
+        return self.gate.resting() if isinstance(self.gate, FlowGate) else 0
 
     def new_hop(self) -> FlowHop:
         return FlowHop(self)

@@ -86,7 +86,7 @@ async def test_a_certificate_that_is_not_trusted_is_final(tls: ssl.SSLContext) -
 async def test_a_handshake_that_is_not_answered_ends() -> None:
     """The time for a connection holds TLS too; this server waits for a line of HTTP."""
     async with ScriptedServer({"/o": [ok(BODY)]}) as server:
-        op = Fetch(retry=Retry(2, backoff=0.0), connect_timeout=0.2)
+        op = Fetch(retry=Retry(2, backoff=0.0), connect_timeout=0.5)
         with pytest.raises(FetchError, match="no connection after 0") as caught:
             await op(server.url("/o").replace("http://", "https://"))
         assert caught.value.attempts == 2

@@ -35,7 +35,7 @@ from PIL import Image
 
 from spdl_async import Merge, Pipeline, PipelineBuilder
 from spdl_async.collate import collate
-from spdl_async.io import Store, decode_image, list_files
+from spdl_async.io import Store, decode_image, list_files, tar_samples
 
 SMOKE_KEYS = {"access_key_id": "smoke", "secret_access_key": "smoke", "region": "us-east-1"}
 
@@ -47,29 +47,10 @@ class Sample(NamedTuple):
     label: Any
 
 
-def samples(shard: bytes) -> Iterator[dict[str, bytes]]:
-    """Yield the samples of a shard: members that lie together and are named alike."""
-    sample: dict[str, bytes] = {}
-    key = None
-    with tarfile.open(fileobj=io.BytesIO(shard), mode="r|") as members:
-        for member in members:
-            stem, _, extension = member.name.partition(".")
-            content = members.extractfile(member)
-            if content is None:  # a folder
-                continue
-            if stem != key and sample:
-                yield sample
-                sample = {}
-            key = stem
-            sample[extension] = content.read()
-    if sample:
-        yield sample
-
-
-def decode(sample: Mapping[str, bytes], *, size: int) -> Sample:
+def decode(sample: Mapping[str, Any], *, size: int) -> Sample:
     """Decode the picture of a sample, whatever its extension says, and its class."""
-    (picture,) = (data for extension, data in sample.items() if extension != "cls")
-    return Sample(decode_image(picture, size=size), int(sample["cls"]))
+    extension = next(name for name in sample if name != "cls" and not name.startswith("__"))
+    return Sample(decode_image(sample[extension], size=size), int(bytes(sample["cls"])))
 
 
 def build(
@@ -81,7 +62,7 @@ def build(
         .add_source(list_files(store, "**/*.tar"), name=f"list {store.root}")
         .shuffle(1000)  # URLs are small
         .pipe(store, concurrency=4, name=f"fetch {store.root}")
-        .expand(samples, name=f"untar {store.root}", on_error="skip")
+        .expand(tar_samples, name=f"untar {store.root}", on_error="skip")
         for store in stores
     ]
     return (

@@ -108,8 +108,6 @@ def _json(data: Buffer) -> Any:
 
 
 def _npy(data: Buffer) -> Any:
-    import io
+    from spdl_async.io._npy import load_npy
 
-    import numpy as np
-
-    return np.load(io.BytesIO(bytes(data)), allow_pickle=False)
+    return load_npy(memoryview(data)).copy()  # an array of its own, which may be written to

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-without-torch soak lint bench docs clean
+.PHONY: demo test test-all test-without-torch soak lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -m alone
+
+# Every case of the largest matrices too, of which `make test` runs a fixed half or third.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone" --all-cases
 	$(BIN)/python -m pytest -m alone
 
 # The engine needs no torch: a third of its tests' cases also run on a newer Python without it (`make test` covers

@@ -38,6 +38,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="of the cases of parametrized tests run only one in N, always the same ones",
     )
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help="run every case of the largest matrices, of which else only one in a few is run",
+    )
+
+
+def is_drawn(item: pytest.Item, config: pytest.Config) -> bool:
+    """Tell whether a case is among those that run: by its name, so always the same ones."""
+    every: int = config.getoption("--sample")
+    matrix = item.get_closest_marker("matrix")
+    if matrix is not None and not config.getoption("--all-cases"):
+        every *= matrix.args[0]
+    return "[" not in item.nodeid or zlib.crc32(item.nodeid.encode()) % every == 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,13 +153,9 @@ def trouble() -> Iterator[list[str]]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this Python, or this machine, cannot run; of a sample, leave out the rest."""
-    every = config.getoption("--sample")
-    if every > 1:
-        kept = [
-            i for i in items if "[" not in i.nodeid or zlib.crc32(i.nodeid.encode()) % every == 0
-        ]
-        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
-        items[:] = kept
+    kept = [item for item in items if is_drawn(item, config)]
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
     for item in items:
         if item.get_closest_marker("torch") is not None and not has_torch():
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))

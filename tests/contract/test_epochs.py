@@ -26,6 +26,8 @@ from spdl_async import (
     cancelled,
 )
 
+pytestmark = pytest.mark.matrix(2)
+
 FACES = (Face.CALLER, Face.CALLER_UVLOOP, Face.OWN, Face.SYNC)
 AnyRun = PipelineRun[Any] | SyncPipelineRun[Any]
 

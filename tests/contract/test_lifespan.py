@@ -20,6 +20,8 @@ from owners import (
     sync_op,
 )
 
+pytestmark = pytest.mark.matrix(3)
+
 
 @every_face
 @every_kind

@@ -34,7 +34,7 @@ settings.register_profile(
     print_blob=True,
 )
 PROFILE = settings.get_profile("spdl_async")
-EXAMPLES = int(os.environ.get("SPDL_ASYNC_FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("SPDL_ASYNC_FUZZ_EXAMPLES", "100"))
 
 
 def leaves(value: Any) -> list[Any]:

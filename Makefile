@@ -21,7 +21,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-# Every case of the largest matrices too, of which `make test` runs a fixed half or third.
+# Every case; of a test with 24 cases or more `make test` runs a fixed part, a half to a quarter.
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone" --all-cases
 	$(BIN)/python -m pytest -m alone

@@ -17,6 +17,7 @@ import threading
 import traceback
 import zlib
 from asyncio import AbstractEventLoop
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ import pytest
 
 from spdl_async.testing import check_leaks
 
+MANY_CASES = 24
 LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
 
 # Loops
@@ -41,17 +43,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-cases",
         action="store_true",
-        help="run every case of the largest matrices, of which else only one in a few is run",
+        help="run every case; else, of a test with many, only one in two to four of them",
     )
 
 
-def is_drawn(item: pytest.Item, config: pytest.Config) -> bool:
-    """Tell whether a case is among those that run: by its name, so always the same ones."""
-    every: int = config.getoption("--sample")
-    matrix = item.get_closest_marker("matrix")
-    if matrix is not None and not config.getoption("--all-cases"):
-        every *= matrix.args[0]
-    return "[" not in item.nodeid or zlib.crc32(item.nodeid.encode()) % every == 0
+def drawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Return the cases that run: of tests with many, a part that is chosen by their names."""
+    counts = Counter(item.nodeid.partition("[")[0] for item in items)
+    sample: int = config.getoption("--sample")
+
+    def runs(item: pytest.Item) -> bool:
+        name, _, case = item.nodeid.partition("[")
+        every = 1 if config.getoption("--all-cases") else min(4, 1 + counts[name] // MANY_CASES)
+        return not case or zlib.crc32(item.nodeid.encode()) % (every * sample) == 0
+
+    return [item for item in items if runs(item)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -153,7 +159,7 @@ def trouble() -> Iterator[list[str]]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this Python, or this machine, cannot run; of a sample, leave out the rest."""
-    kept = [item for item in items if is_drawn(item, config)]
+    kept = drawn(items, config)
     config.hook.pytest_deselected(items=list(set(items) - set(kept)))
     items[:] = kept
     for item in items:

@@ -37,7 +37,7 @@ from spdl_async import (
 from spdl_async._plan.caching import CachePlan
 from spdl_async.testing import Chain, reference_run
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix(2)]
+pytestmark = pytest.mark.timeout(60)
 
 Builder = PipelineBuilder[Any]
 EACH_FACE = pytest.mark.parametrize("face", FACES, ids=lambda face: face.value)

@@ -26,8 +26,6 @@ from spdl_async import (
     cancelled,
 )
 
-pytestmark = pytest.mark.matrix(2)
-
 FACES = (Face.CALLER, Face.CALLER_UVLOOP, Face.OWN, Face.SYNC)
 AnyRun = PipelineRun[Any] | SyncPipelineRun[Any]
 

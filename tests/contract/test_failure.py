@@ -26,7 +26,7 @@ from kinds import (
 
 from spdl_async import PipelineBuilder
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.matrix(2)]
+pytestmark = pytest.mark.timeout(30)
 
 
 def numbers(n: int) -> PipelineBuilder[int]:

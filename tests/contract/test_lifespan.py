@@ -20,8 +20,6 @@ from owners import (
     sync_op,
 )
 
-pytestmark = pytest.mark.matrix(3)
-
 
 @every_face
 @every_kind

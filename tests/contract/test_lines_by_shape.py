@@ -33,7 +33,7 @@ from spdl_async import (
     Zip,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix(2)]
+pytestmark = pytest.mark.timeout(60)
 # Other files go through every loop; here the shapes are many.
 EACH_FACE = pytest.mark.parametrize("face", [Face.CALLER, Face.SYNC, Face.INLINE], ids=kind_id)
 EACH_ENGINE = pytest.mark.parametrize("face", [Face.CALLER, Face.OWN], ids=kind_id)

@@ -17,7 +17,7 @@ from kinds import EACH_CASE, ORDERS, Kind, Order, Work, kind_id, same
 
 from spdl_async import BatchBy, BuildError, Failure, PipelineBuilder, Retry, TooManyFailures
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix(2)]
+pytestmark = pytest.mark.timeout(60)
 EACH_FACE = pytest.mark.parametrize("face", FACES, ids=kind_id)
 EACH_ENGINE_FACE = pytest.mark.parametrize("face", ENGINE_FACES, ids=kind_id)
 EACH_ORDER = pytest.mark.parametrize("order", ORDERS)

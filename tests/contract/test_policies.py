@@ -13,7 +13,7 @@ from kinds import EACH_CASE, Kind, Work, kind_id, same
 
 from spdl_async import BuildError, PipelineBuilder, TooManyFailures
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.matrix(2)]
+pytestmark = pytest.mark.timeout(30)
 HALF = Fraction(1, 2)
 
 

@@ -13,8 +13,6 @@ from witness import our_threads, silence, ticks, until, wait_until
 from spdl_async import Pipeline, PipelineBuilder, PipelineRun
 from spdl_async._runtime.live import threads_at_work
 
-pytestmark = pytest.mark.matrix(2)
-
 Loop = Literal["caller", "own"]
 LOOPS: list[Loop] = ["caller", "own"]
 both_loops = pytest.mark.parametrize("loop", LOOPS)

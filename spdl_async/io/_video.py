@@ -282,7 +282,12 @@ def _chunks(
     """Yield chunks up to damage, or up to where the file is cut short, and raise then."""
     table = reader.table
     cut = reader.missing is not None and not wanted.ends_before(table.duration)
-    places = wanted.among(table.times, table.duration)
+    try:
+        places = wanted.among(table.times, table.duration)
+    except ValueError as error:
+        if reader.missing is None:
+            raise
+        _cut_short(reader, error)
     failure: DecodeError | None = None
     painter, out, filled = None, None, 0
     frames = reader.frames(sorted(set(places)))

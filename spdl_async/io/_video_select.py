@@ -84,8 +84,9 @@ class Selection:
         first = int(np.searchsorted(times, start - _SLACK))
         stop = count if self.end is None else int(np.searchsorted(times, end - _SLACK))
         if first == stop:
+            until = "the end" if self.end is None else f"end={self.end} s"
             raise ValueError(
-                f"no frame is shown first between start={start} s and end={self.end} s: frames "
+                f"no frame is shown first between start={start} s and {until}: frames "
                 f"come every {duration / count:.3f} s; fps= takes what is on the screen"
             )
         return list(range(first, stop, self.every or 1))

@@ -251,3 +251,11 @@ def test_a_picture_that_is_painted_over_is_an_error() -> None:
         except DecodeError:
             pass
     assert silent <= 4
+
+
+def test_a_stream_that_begins_behind_the_cut_is_damage_and_no_wrong_argument() -> None:
+    data = video(50, container="matroska")
+    cut = data[: len(data) * 6 // 10]
+    for read in (decode_video, lambda *a, **k: next(stream_video(*a, **k))):
+        with pytest.raises(DecodeError, match="truncated video"):
+            read(cut, start=1.9)

@@ -65,7 +65,13 @@ class _Wanted:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         for name in ("offset", "duration"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is None and name == "duration":
+                continue
+            try:
+                good = math.isfinite(value) and value >= 0
+            except TypeError:
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+            if not good:
                 raise ValueError(f"{name} must be a finite number of seconds >= 0, not {value}")
 
     def range_in(self, frames: int, rate: int) -> tuple[int, int]:

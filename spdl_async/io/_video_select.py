@@ -42,6 +42,12 @@ class Selection:
                 raise ValueError("indices is empty: give at least one, or None for all frames")
         if self.every is not None and self.fps is not None:
             raise ValueError("give every or fps, not both")
+        for name in ("fps", "start", "end"):
+            value = getattr(self, name)
+            try:
+                math.isfinite(0.0 if value is None else value)
+            except TypeError:
+                raise TypeError(f"{name} must be a number, not {value!r}") from None
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be at least 1, not {self.every}")
         if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):

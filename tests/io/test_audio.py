@@ -249,3 +249,10 @@ def test_the_error_has_the_path(tmp_path: Path) -> None:
     with pytest.raises(DecodeError) as raised:
         read_audio(path)
     assert raised.value.path == str(path)
+
+
+@pytest.mark.parametrize("wrong", [{"offset": None}, {"offset": "1"}, {"duration": "1"}])
+def test_what_is_no_number_of_seconds_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} must be a number of seconds"):
+        decode_audio(sound("WAV"), **wrong)

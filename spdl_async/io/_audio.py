@@ -15,7 +15,7 @@ from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
 from spdl_async.io._media import Media, media_of_bytes, media_of_file
 from spdl_async.io._mp3 import frames_of_mp3
-from spdl_async.io._soundfile import open_sound, read_sound
+from spdl_async.io._soundfile import UNKNOWN_FRAMES, open_sound, read_sound
 from spdl_async.io._wav import WavLayout, parse_wav, read_wav
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class AudioInfo:
     Attributes:
         sample_rate: frames a second.
         channels: how many samples a frame has.
-        frames: how many frames there are; an estimate for MP3.
+        frames: how many frames there are; an estimate for MP3; 0 of a FLAC that was written to a pipe, whose
+            header does not say.
         format: the container, as ``WAV``, ``RF64``, ``FLAC``, ``MP3`` or ``OGG``.
         encoding: how samples are stored, as ``PCM_16``, ``FLOAT``, ``VORBIS`` or ``OPUS``.
     """
@@ -64,7 +65,13 @@ class _Wanted:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         for name in ("offset", "duration"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
+            if value is None and name == "duration":
+                continue
+            try:
+                good = math.isfinite(value) and value >= 0
+            except TypeError:
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+            if not good:
                 raise ValueError(f"{name} must be a finite number of seconds >= 0, not {value}")
 
     def range_in(self, frames: int, rate: int) -> tuple[int, int]:
@@ -265,7 +272,7 @@ def _info_of_sound(sound: Any) -> AudioInfo:
     return AudioInfo(
         sample_rate=rate,
         channels=sound.channels,
-        frames=frames,
+        frames=0 if frames == UNKNOWN_FRAMES else frames,
         format=sound.format,
         encoding=sound.subtype,
     )

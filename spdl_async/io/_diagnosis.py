@@ -79,6 +79,8 @@ def _as_text(start: bytes) -> str | None:
             text = start[: len(start) - cut].decode("utf-8")
         except UnicodeDecodeError:
             continue
+        if not text:  # all of it is the beginning of a character that does not come
+            return None
         readable = all(character.isprintable() or character.isspace() for character in text)
         return text if readable else None
     return None

@@ -21,7 +21,7 @@ def default_decoders() -> dict[str, Decoder]:
 
     Pictures by ``decode_image`` (uint8 arrays of shape (height, width, 3)), ``json`` by ``json.loads``,
     ``txt``, ``text`` and ``transcript`` as UTF-8, ``cls``, ``cls2``, ``index`` and ``id`` as whole numbers,
-    ``npy`` by ``numpy.load`` without pickle. A picture decoder of your own takes a size:
+    ``npy`` by ``load_npy``, copied. A picture decoder of your own takes a size:
 
     >>> from functools import partial
     >>> from spdl_async.io import decode_image, default_decoders

@@ -21,7 +21,7 @@ from spdl_async.io._image_info import JPEG
 from spdl_async.io._jpeg import decode_jpeg, installed
 from spdl_async.io._orientation import stored_size, upright
 from spdl_async.io._out import check_out, pixels_of, write
-from spdl_async.io._picture import Decoded, Mode, Wanted
+from spdl_async.io._picture import MOST_PIXELS, Decoded, Mode, Wanted
 from spdl_async.io._pillow import decode_all, decode_with_pillow
 from spdl_async.io._resize import resize
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 OutT = TypeVar("OutT")
-
-MAX_PIXELS = 178_956_970
-"""256 MiB of grey, or 512 MiB of RGB pixels; also where Pillow by itself refuses."""
 
 _CHOICES = {
     "fit": ("stretch", "cover", "contain"),
@@ -85,7 +82,7 @@ def decode_image(
     layout: Literal["HWC", "CHW"] = "HWC",
     exif: Literal["apply", "ignore"] = "apply",
     damaged: Literal["error", "tolerate"] = "error",
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = MOST_PIXELS,
     backend: str = "auto",
     out: Any = None,
 ) -> Any:
@@ -212,6 +209,7 @@ def salvage_image(data: Buffer, **options: Unpack[ImageOptions]) -> SalvagedImag
     Raises:
         DecodeError: nothing could be decoded: the data is no picture, its header is damaged, or its format
             (WebP, AVIF) allows no part to be decoded.
+        ValueError: as `decode_image`, or ``damaged`` is ``"error"``.
 
     Example:
         >>> import numpy as np
@@ -222,7 +220,10 @@ def salvage_image(data: Buffer, **options: Unpack[ImageOptions]) -> SalvagedImag
         >>> salvage_image(data[:-20]).damage
         'truncated JPEG: the data ends after 687 bytes, before the picture does'
     """
-    options["damaged"] = "tolerate"
+    if options.setdefault("damaged", "tolerate") == "error":
+        raise ValueError(
+            "salvage_image tolerates damage: leave out damaged='error', or use decode_image"
+        )
     wanted = as_wanted(**options)
     pixels, damage = decoded(as_bytes(data, "salvage_image"), wanted, None)
     return SalvagedImage(pixels=pixels, damage=damage)
@@ -277,7 +278,7 @@ def decode_frames(
 def as_wanted(
     *,
     size: int | tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = MOST_PIXELS,
     **choices: Any,
 ) -> Wanted:
     """Check the options of `decode_image`."""
@@ -309,7 +310,9 @@ def read_decoded(path: str | bytes | os.PathLike[str], wanted: Wanted, out: Any)
     try:
         return decoded(memoryview(data), wanted, out)[0]
     except DecodeError as error:
-        raise DecodeError(f"{path_text(path)}: {error}") from error.__cause__
+        raise DecodeError(
+            f"{path_text(path)}: {error}", path=path_text(path), offset=error.offset
+        ) from error.__cause__
 
 
 def decoded(view: memoryview[int], wanted: Wanted, out: Any) -> tuple[Any, str | None]:

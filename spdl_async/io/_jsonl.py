@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from spdl_async.errors import DecodeError
 from spdl_async.io._compressed import Readable, read_pieces
+from spdl_async.io._local import open_regular
 
 logger = logging.getLogger("spdl_async")
 
@@ -52,7 +53,8 @@ def read_jsonl(
         DecodeError: a line is no JSON, not UTF-8 or too long, or compressed data is damaged or cut short.
             The message starts with the path; ``path``, ``line`` (from 1) and ``offset`` (of the line's first
             byte in the decompressed text) say where.
-        OSError: the file cannot be opened or read.
+        OSError: the file cannot be opened or read, or is no regular file: a pipe is never waited for; open it
+            and pass the stream.
         ImportError: the file is zstd, and ``pip install "spdl-async[text]"`` was not run.
 
     Example:
@@ -103,7 +105,7 @@ def _check(damaged: object, on_damaged: object, max_line_bytes: object) -> None:
 def _opened(source: Any) -> tuple[str | None, Any, bool]:
     """Return the path if there is one, a binary stream, and whether it is ours to close."""
     if isinstance(source, (str, os.PathLike)):
-        return os.fsdecode(source), open(source, "rb", buffering=0), True
+        return os.fsdecode(source), open_regular(source), True
     if isinstance(source, (bytes, bytearray, memoryview)):
         return None, io.BytesIO(source), True
     if not callable(getattr(source, "read", None)):

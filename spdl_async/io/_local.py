@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import AsyncGenerator
@@ -90,6 +91,22 @@ async def stream_file(
         if error.filename is None:
             error.filename = name
         raise
+
+
+def open_regular(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> io.FileIO:
+    """Open a regular file to read it, unbuffered; refuse all else, and never wait for a pipe.
+
+    Raises:
+        OSError: as for `read_file`.
+    """
+    name = os.fspath(path)
+    file = open(name, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 -- returned
+    try:
+        _check_regular(file.fileno(), name)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

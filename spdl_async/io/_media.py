@@ -155,7 +155,12 @@ def errors_with(path: str | os.PathLike[str]) -> Iterator[None]:
     except (DecodeError, ValueError, IndexError) as error:
         if type(error) not in (DecodeError, ValueError, IndexError):
             raise
-        raise type(error)(f"{os.fspath(path)}: {error}") from error.__cause__
+        text = f"{os.fspath(path)}: {error}"
+        if isinstance(error, DecodeError):
+            raise DecodeError(
+                text, path=os.fsdecode(path), offset=error.offset
+            ) from error.__cause__
+        raise type(error)(text) from error.__cause__
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 import zipfile
@@ -52,7 +53,8 @@ def load_npz(
         DecodeError: this is no zip archive, a name is missing or twice in it, or a member is damaged, no
             array, encrypted, compressed by another method, or bigger than it says or than ``max_bytes``
             allows; the message names the member, ``offset`` is where it begins in ``data``.
-        TypeError: ``data`` is a path, or no contiguous buffer.
+        TypeError: ``data`` is a path, or no contiguous buffer, or ``names`` is a single text.
+        ValueError: ``max_bytes`` is no whole number of at least 0.
 
     Example:
         >>> import io
@@ -63,6 +65,10 @@ def load_npz(
         >>> sample["image"].shape, int(sample["label"])
         ((2, 2), 7)
     """
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"load_npz: names must be a list, such as [{names!r:.80}]")
+    if type(max_bytes) is not int or max_bytes < 0:
+        raise ValueError(f"load_npz: max_bytes must be an int of at least 0, not {max_bytes!r:.80}")
     view = flat_view(data, "load_npz")
     members = _members(view)
     wanted = list(members) if names is None else list(names)
@@ -182,7 +188,8 @@ class _ViewFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = (0, self._at, len(self._view))[whence]
         if start + offset < 0:
-            raise ValueError(f"negative position {start + offset}")
+            # As files do: zipfile takes it for the end of its search.
+            raise OSError(errno.EINVAL, f"negative position {start + offset}")
         self._at = start + offset
         return self._at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import numpy as np
 
 from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
+from spdl_async.io._local import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +61,8 @@ def read_parquet(
     Raises:
         DecodeError: this is no Parquet file, it is damaged, or it lacks a column or a row group; the message
             has the path and the row group.
-        OSError: the file cannot be opened or read.
+        OSError: the file cannot be opened or read, or is no regular file.
+        TypeError: ``columns`` is no list of names, or ``row_groups`` none of whole numbers.
         ValueError: ``batch_size`` is not above 0, or a name or number is twice in its list.
         ImportError: ``pip install "spdl-async[text]"`` was not run.
 
@@ -74,7 +77,9 @@ def read_parquet(
         [{'tokens': array([3, 4])}, {'tokens': array([5])}]
     """
     arrow, parquet = need("pyarrow", "text"), need("pyarrow.parquet", "text")
-    _check(columns, batch_size, row_groups)
+    _check(batch_size)
+    columns = _listed("columns", columns)
+    row_groups = _listed("row_groups", row_groups)
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else None
     where = f"{path}: " if path else ""
     group: int | None = None
@@ -102,17 +107,41 @@ def read_parquet(
 
 def _open(arrow: Any, path: str | None, source: Any) -> Any:
     # pyarrow's own file: reading from a Python file object would need the GIL.
-    return arrow.BufferReader(arrow.py_buffer(source)) if path is None else arrow.OSFile(path)
+    if path is None:
+        return arrow.BufferReader(arrow.py_buffer(source))
+    open_regular(path).close()  # pyarrow would wait for who writes into a pipe
+    return arrow.OSFile(path)
 
 
-def _check(columns: Any, batch_size: Any, row_groups: Any) -> None:
+def _check(batch_size: Any) -> None:
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         raise ValueError(f"read_parquet: batch_size must be an int above 0, not {batch_size!r}")
-    for what, given in (("columns", columns), ("row_groups", row_groups)):
-        if isinstance(given, str):
-            raise TypeError(f"read_parquet: {what} must be a list, such as [{given!r}]")
-        if given is not None and len(set(given)) != len(given):
-            raise ValueError(f"read_parquet: {what} has something twice: {given!r:.200}")
+
+
+def _listed(what: str, given: Any) -> Any:
+    """Return a list of names, or of numbers, that were given as any iterable; None stays None."""
+    if given is None:
+        return None
+    try:
+        if isinstance(given, (str, bytes)):
+            raise TypeError
+        if what == "columns":
+            items: list[Any] = list(given)
+            if not all(isinstance(each, str) for each in items):
+                raise TypeError
+        else:  # numpy's integers too, as of an array that is shared out among ranks
+            items = [operator.index(each) for each in given]
+    except TypeError:
+        kind = "names" if what == "columns" else "whole numbers"
+        example = (
+            [given] if isinstance(given, (str, int)) else ["label"] if kind == "names" else [0]
+        )
+        raise TypeError(
+            f"read_parquet: {what} must be a list of {kind}, such as {example!r:.80}, not {given!r:.80}"
+        ) from None
+    if len(set(items)) != len(items):
+        raise ValueError(f"read_parquet: {what} has something twice: {given!r:.200}")
+    return items
 
 
 def _chosen(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["RGB", "L", "RGBA", "unchanged"]
 
+MOST_PIXELS = 178_956_970
+"""256 MiB of grey, or 512 MiB of RGB pixels; also where Pillow by itself refuses."""
+
 OVERSAMPLING = 2
 """A scaled JPEG decode keeps at least this many pixels for each wanted one, along both sides.
 

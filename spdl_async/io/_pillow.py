@@ -18,9 +18,10 @@ from spdl_async.errors import DecodeError
 from spdl_async.io._colors import as_mode, to_8_bits, to_16_bits
 from spdl_async.io._diagnosis import describe_bytes
 from spdl_async.io._extras import need
+from spdl_async.io._icons import sizes_in_icon
 from spdl_async.io._image_info import JPEG, PNG, ImageInfo, checked, header, jpeg_kind
 from spdl_async.io._orientation import as_stored, exif_orientation
-from spdl_async.io._picture import Decoded, Wanted, check_pixels, decoding_scale
+from spdl_async.io._picture import MOST_PIXELS, Decoded, Wanted, check_pixels, decoding_scale
 from spdl_async.io._sixteen_bits import SIXTEEN_BIT, has_16_bit_colors, load_16_bit_colors
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def opened(view: memoryview[int], max_pixels: int | None) -> Iterator[ImageFile]
     """Open a picture, its header read and its size checked; whatever goes wrong is a DecodeError."""
     image = need("PIL.Image", "image")
     try:
+        for height, width in sizes_in_icon(view):
+            check_pixels(height, width, MOST_PIXELS if max_pixels is None else max_pixels)
         if max_pixels is not None:
             # Before Pillow opens it: some of its plugins allocate the picture then.
             info = header(view)
@@ -121,12 +124,12 @@ def _identified(image: Any, view: memoryview[int]) -> ImageFile:
             if factory is None:  # another thread is just loading this plugin
                 continue
             tried.add(name)
-            accepted = accepts is None or accepts(prefix)
-            if isinstance(accepted, str) or not accepted:  # a text says what is not supported
-                continue
-            if name in _REFUSED:
-                raise DecodeError(_REFUSED[name])
-            try:
+            try:  # of one to three bytes some plugins cannot tell
+                accepted = accepts is None or accepts(prefix)
+                if isinstance(accepted, str) or not accepted:  # a text says what is not supported
+                    continue
+                if name in _REFUSED:
+                    raise DecodeError(_REFUSED[name])
                 picture: ImageFile = factory(io.BytesIO(view), "")
             except (SyntaxError, IndexError, TypeError, struct.error):
                 continue
@@ -243,7 +246,10 @@ def _orientation(picture: ImageFile) -> int:
 def _tiff_orientation(picture: ImageFile) -> int | None:
     """Return the orientation that Pillow applies by itself; None for all formats but TIFF."""
     tags = getattr(picture, "tag_v2", None)
-    return None if tags is None else tags.get(_ORIENTATION, 1)
+    if tags is None:
+        return None
+    orientation = tags.get(_ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 # What is wrong with a picture

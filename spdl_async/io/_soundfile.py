@@ -21,6 +21,9 @@ _BLOCK = 1 << 20
 _TRUSTED = 64
 """Samples for each byte of the file, up to which the header's count is believed and allocated."""
 
+UNKNOWN_FRAMES = (1 << 63) - 1
+"""What libsndfile says of a FLAC that was written to a pipe: its header has no count."""
+
 _ESTIMATED = ("MP3",)
 """Formats without a count of frames: what is shown is an estimate, and fewer may come."""
 
@@ -66,6 +69,11 @@ def read_sound(sound: Any, media: Media, first: int, count: int) -> NDArray[np.f
     """
     if first:
         sound.seek(first)
+    unknown = sound.frames == UNKNOWN_FRAMES
+    if unknown:
+        # After each read soundfile seeks to where it stands, which libsndfile refuses at an end that it
+        # does not know.
+        sound.seekable = bool
     channels: int = sound.channels
     if count * channels <= max(_BLOCK, _TRUSTED * media.size):
         blocks = [sound.read(count, dtype="float32", always_2d=True)]
@@ -73,7 +81,7 @@ def read_sound(sound: Any, media: Media, first: int, count: int) -> NDArray[np.f
         blocks = list(_blocks(sound, count))
     taken = sum(len(block) for block in blocks)
     media.check()
-    if taken < count and sound.format not in _ESTIMATED:
+    if taken < count and not unknown and sound.format not in _ESTIMATED:
         raise DecodeError(
             f"truncated or damaged {sound.format}: {first + taken:,} of {sound.frames:,} frames "
             f"could be decoded from {media.size:,} bytes"

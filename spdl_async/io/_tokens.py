@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdl_async.errors import DecodeError
+from spdl_async.io._local import open_regular
 from spdl_async.io._npy import MAGIC, MOST_HEADER_BYTES, header_end, parse_header
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class TokenFile:
     Raises:
         DecodeError: the file's size is not that of its header, or no multiple of the dtype's; or its header
             is of no array of integers of one dimension, or of another dtype.
-        OSError: the file cannot be opened or mapped.
+        OSError: the file cannot be opened or mapped, or is no regular file.
         ValueError: ``length`` or ``stride`` is not above 0, or ``dtype`` holds no integers, or is missing
             for a raw file.
 
@@ -91,8 +93,11 @@ class TokenFile:
 
         Raises:
             IndexError: there is no such window.
+            TypeError: the index is no whole number.
         """
-        at = index + self._windows if index < 0 else index
+        # Samplers hand out numpy's integers too, whose products overflow without an error.
+        at = operator.index(index)
+        at = at + self._windows if at < 0 else at
         if not 0 <= at < self._windows:
             raise IndexError(f"{self._path}: no window {index} of {self._windows}")
         start = at * self._stride
@@ -113,7 +118,7 @@ class TokenFile:
         self._windows = max(0, (len(self.tokens) - self._length) // self._stride + 1)
 
     def _mapped(self) -> NDArray[Any]:
-        with open(self._path, "rb") as file:
+        with open_regular(self._path) as file:
             size = os.fstat(file.fileno()).st_size
             pages: bytes | mmap.mmap = b""
             if size:

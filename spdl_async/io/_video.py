@@ -172,7 +172,11 @@ def stream_video(
     """
     wanted = selection(every=every, fps=fps, start=start, end=end)
     target = height_width(size)
-    if operator.index(chunk) < 1:
+    try:
+        chunk = operator.index(chunk)
+    except TypeError:
+        raise TypeError(f"chunk must be a whole number of frames, not {chunk!r}") from None
+    if chunk < 1:
         raise ValueError(f"chunk must be at least 1 frame, not {chunk}")
     with _media(data_or_path, "stream_video") as media, open_video(media) as reader:
         yield from _chunks(reader, wanted, target, chunk)
@@ -282,7 +286,12 @@ def _chunks(
     """Yield chunks up to damage, or up to where the file is cut short, and raise then."""
     table = reader.table
     cut = reader.missing is not None and not wanted.ends_before(table.duration)
-    places = wanted.among(table.times, table.duration)
+    try:
+        places = wanted.among(table.times, table.duration)
+    except ValueError as error:
+        if reader.missing is None:
+            raise
+        _cut_short(reader, error)
     failure: DecodeError | None = None
     painter, out, filled = None, None, 0
     frames = reader.frames(sorted(set(places)))

@@ -42,6 +42,12 @@ class Selection:
                 raise ValueError("indices is empty: give at least one, or None for all frames")
         if self.every is not None and self.fps is not None:
             raise ValueError("give every or fps, not both")
+        for name in ("fps", "start", "end"):
+            value = getattr(self, name)
+            try:
+                math.isfinite(0.0 if value is None else value)
+            except TypeError:
+                raise TypeError(f"{name} must be a number, not {value!r}") from None
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be at least 1, not {self.every}")
         if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
@@ -84,8 +90,9 @@ class Selection:
         first = int(np.searchsorted(times, start - _SLACK))
         stop = count if self.end is None else int(np.searchsorted(times, end - _SLACK))
         if first == stop:
+            until = "the end" if self.end is None else f"end={self.end} s"
             raise ValueError(
-                f"no frame is shown first between start={start} s and end={self.end} s: frames "
+                f"no frame is shown first between start={start} s and {until}: frames "
                 f"come every {duration / count:.3f} s; fps= takes what is on the screen"
             )
         return list(range(first, stop, self.every or 1))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from spdl_async.errors import ArchiveError
 from spdl_async.io._archive_input import check_source, name_of
 from spdl_async.io._archive_members import SkippedMember, Skips
+from spdl_async.io._local import open_regular
 from spdl_async.io._tar import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _members(
 @contextmanager
 def _opened(source: Any) -> Iterator[Any]:
     if isinstance(source, (str, os.PathLike)):
-        with open(source, "rb") as file:
+        with io.BufferedReader(open_regular(source)) as file:
             yield file
     elif hasattr(source, "read"):
         yield source

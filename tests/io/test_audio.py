@@ -226,3 +226,33 @@ def test_a_pipeline_names_each_broken_file(tmp_path: Path) -> None:
     lines = tmp_path / "failures.jsonl"
     run.failures.to_jsonl(lines)
     assert all(str(paths[at]) in lines.read_text() for at in (7, 20, 33))
+
+
+def test_a_flac_that_does_not_say_how_long_it_is() -> None:
+    """As ffmpeg writes it to a pipe: the count of frames in its header is 0."""
+    whole = bytearray(sound("FLAC", rate=16_000, samples=tone(9_000)))
+    whole[21] &= 0xF0  # STREAMINFO: 36 bits at bit 108
+    whole[22:26] = bytes(4)
+    data = bytes(whole)
+    samples, rate = decode_audio(data)
+    assert rate == 16_000
+    assert np.array_equal(samples, decode_audio(sound("FLAC", rate=16_000, samples=tone(9_000)))[0])
+    assert np.array_equal(decode_audio(data, offset=0.1, duration=9)[0], samples[:, 1_600:])
+    assert audio_info(data).frames == 0
+    with pytest.raises(DecodeError):
+        decode_audio(data[:-9])
+
+
+def test_the_error_has_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "cut.flac"
+    path.write_bytes(sound("FLAC", rate=16_000, samples=tone(9_000))[:5_000])
+    with pytest.raises(DecodeError) as raised:
+        read_audio(path)
+    assert raised.value.path == str(path)
+
+
+@pytest.mark.parametrize("wrong", [{"offset": None}, {"offset": "1"}, {"duration": "1"}])
+def test_what_is_no_number_of_seconds_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} must be a number of seconds"):
+        decode_audio(sound("WAV"), **wrong)

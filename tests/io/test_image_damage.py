@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
+import struct
 import subprocess
 import sys
 import textwrap
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +23,7 @@ from PIL import Image
 from sample_pictures import JPEGS, by_pillow, encode, photo, psnr
 
 from spdl_async.errors import DecodeError
-from spdl_async.io import _image, decode_image, read_image
+from spdl_async.io import _image, decode_image, image_info, read_image, salvage_image
 
 pytestmark = pytest.mark.torch
 
@@ -170,3 +174,58 @@ def test_a_missing_pillow_is_noticed_only_when_it_is_needed(tmp_path: Path) -> N
     )
     assert result.stdout.startswith("3 (120, 161, 3)\nJPEG\n")
     assert 'pip install "spdl-async[image]"' in result.stdout
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_byte_or_two(size: int) -> None:
+    with pytest.raises(
+        DecodeError, match=r"not a picture of a known format: \d bytes?, which begin"
+    ) as e:
+        decode_image(b"\xff\xd8"[:size])
+    assert "unpack" not in str(e.value)
+
+
+def test_salvaging_takes_no_strictness() -> None:
+    with pytest.raises(ValueError, match="leave out damaged='error'"):
+        salvage_image(encode(photo(), "JPEG"), damaged="error")
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 10])
+def test_an_orientation_of_a_tiff_that_is_none(orientation: int) -> None:
+    picture = photo()
+    file = io.BytesIO()
+    picture.save(file, "TIFF", tiffinfo={274: orientation})
+    for exif in ("apply", "ignore"):
+        assert np.array_equal(decode_image(file.getvalue(), exif=exif), np.asarray(picture))
+
+
+def icon(part: bytes) -> bytes:
+    """An ICO whose directory says 128 x 128."""
+    entry = struct.pack("<BBBBHHII", 128, 128, 0, 0, 1, 32, len(part), 22)
+    return struct.pack("<HHH", 0, 1, 1) + entry + part
+
+
+def mac_icon(part: bytes) -> bytes:
+    """An ICNS whose part is named as one of 128 x 128."""
+    whole = b"ic07" + struct.pack(">I", 8 + len(part)) + part
+    return b"icns" + struct.pack(">I", 8 + len(whole)) + whole
+
+
+@pytest.mark.parametrize("wrapped", [icon, mac_icon])
+def test_a_picture_in_an_icon_is_checked_before_it_is_allocated(
+    wrapped: Callable[[bytes], bytes],
+) -> None:
+    header = b"IHDR" + struct.pack(">IIBBBBB", 13_000, 14_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    bomb = wrapped(b"\x89PNG\r\n\x1a\n" + chunk + encode(Image.new("L", (9, 9)), "PNG")[33:])
+    for read in (decode_image, image_info):
+        with pytest.raises(DecodeError, match="13,000 x 14,000 pixels: more than max_pixels"):
+            read(bomb)
+    good = wrapped(encode(Image.new("RGB", (128, 128), "teal"), "PNG"))
+    assert decode_image(good, max_pixels=128 * 128).shape == (128, 128, 3)
+
+
+def test_a_bitmap_in_an_icon_is_checked_too() -> None:
+    bitmap = struct.pack("<IiiHHIIiiII", 40, 13_000, 2 * 14_000, 1, 32, 0, 0, 0, 0, 0, 0)
+    with pytest.raises(DecodeError, match="13,000 x 14,000 pixels: more than max_pixels"):
+        decode_image(icon(bitmap))

@@ -126,3 +126,11 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
         path.write_bytes(encode(photo(), "PNG"))
     if before:
         assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_the_error_has_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(encode(photo(), "JPEG")[:900])
+    with pytest.raises(DecodeError) as raised:
+        read_image(path)
+    assert raised.value.path == str(path)

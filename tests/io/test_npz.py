@@ -121,3 +121,19 @@ def test_an_archive_of_many_kinds_from_a_file(tmp_path: Path) -> None:
     arrays = load_npz(path.read_bytes())
     assert arrays["f"].flags.f_contiguous
     assert arrays["e"].shape == (0, 2)
+
+
+def test_arguments_that_are_no_names_and_no_number() -> None:
+    file = io.BytesIO()
+    np.savez(file, image=np.zeros(3))
+    with pytest.raises(TypeError, match=r"names must be a list, such as \['image'\]"):
+        load_npz(file.getvalue(), "image")
+    for most in (-1, "4GB", 1.5):
+        with pytest.raises(ValueError, match="max_bytes must be an int"):
+            load_npz(file.getvalue(), max_bytes=most)  # type: ignore[arg-type]
+
+
+def test_an_archive_of_nothing() -> None:
+    file = io.BytesIO()
+    np.savez(file)
+    assert load_npz(file.getvalue()) == {}

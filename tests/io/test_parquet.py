@@ -246,3 +246,17 @@ def test_below_paths_and_as_a_source(tmp_path: Path) -> None:
     assert [int(n) for batch in pipeline for n in batch["n"]] == list(range(40))
     source = PipelineBuilder().add_source(partial(read_parquet, paths[1])).build()
     assert [len(batch["n"]) for batch in source] == [4, 4, 2]
+
+
+def test_lists_of_any_kind_and_what_is_none() -> None:
+    data = written({"a": [1, 2, 3], "b": [4, 5, 6]}, rows=1)
+    share = np.array_split(np.arange(3), 2)[0]  # as ranks share row groups out
+    batches = list(read_parquet(data, columns=(name for name in "a"), row_groups=share))  # type: ignore[arg-type]
+    assert [batch["a"].tolist() for batch in batches] == [[1], [2]]
+    assert [*batches[0]] == ["a"]
+    for wrong in ({"columns": "a"}, {"columns": 1}, {"columns": [1]}):
+        with pytest.raises(TypeError, match="columns must be a list of names"):
+            next(read_parquet(data, **wrong))
+    for numbers in (1, ["a"], "1"):
+        with pytest.raises(TypeError, match="row_groups must be a list of whole numbers"):
+            next(read_parquet(data, row_groups=numbers))  # type: ignore[arg-type]

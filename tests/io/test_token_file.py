@@ -184,3 +184,16 @@ def test_several_threads_read_one_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16, np.int64])
+def test_indices_of_any_integer_kind(tmp_path: Path, kind: Any) -> None:
+    """A sampler's numpy integers: 100 windows of stride 4 overflow 8 bits."""
+    path = tmp_path / "t.npy"
+    write_tokens(path, [range(400)])
+    file = TokenFile(path, length=4)
+    assert file[kind(99)].tolist() == [396, 397, 398, 399]
+    if np.iinfo(kind).min < 0:
+        assert file[kind(-1)].tolist() == [396, 397, 398, 399]
+    with pytest.raises(TypeError, match="slice"):
+        file[0:2]  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,3 +252,18 @@ def test_a_picture_that_is_painted_over_is_an_error() -> None:
         except DecodeError:
             pass
     assert silent <= 4
+
+
+def test_a_stream_that_begins_behind_the_cut_is_damage_and_no_wrong_argument() -> None:
+    data = video(50, container="matroska")
+    cut = data[: len(data) * 6 // 10]
+    for read in (decode_video, lambda *a, **k: next(stream_video(*a, **k))):
+        with pytest.raises(DecodeError, match="truncated video"):
+            read(cut, start=1.9)
+
+
+@pytest.mark.parametrize("wrong", [{"fps": "5"}, {"start": "1"}, {"end": [1]}, {"chunk": 1.5}])
+def test_what_is_no_number_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} must be a"):
+        next(stream_video(video(12), **wrong))

@@ -35,6 +35,7 @@ from spdl_async import (
     Zip,
 )
 from spdl_async._plan.caching import CachePlan
+from spdl_async.io import TarWriter, tar_samples
 from spdl_async.testing import Chain, reference_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -521,6 +522,30 @@ def test_another_version_name_or_chain_of_stages_misses(
     )
     assert stored(changed, name) == 3
     assert stored(same) == 0  # both are there
+
+
+@EACH_FACE
+def test_samples_of_tar_shards_are_kept_as_they_are(face: Face, tmp_path: Path) -> None:
+    for shard in range(2):
+        with TarWriter(tmp_path / f"{shard}.tar") as writer:
+            for n in range(3):
+                writer.write({"__key__": f"{shard}/{n}", "bin": bytes(n)})
+    shards = PipelineBuilder().add_source(sorted(tmp_path.glob("*.tar"))).expand(tar_samples)
+    for _ in range(2):
+        outcome = drive(shards.cache(tmp_path / "kept"), face)
+        assert outcome.error is None
+        assert [bytes(sample["bin"]) for sample in outcome.outputs] == [b"", b"\0", b"\0\0"] * 2
+    assert notes(outcome.statistics)["hits"] == 2
+
+
+@EACH_FACE
+def test_how_many_calls_a_stage_may_have_is_no_other_chain(face: Face, tmp_path: Path) -> None:
+    def stored(first: int, second: int, cache: int) -> Any:
+        chain = numbers(3).pipe(abs, concurrency=first).pipe(str, concurrency=second)
+        return notes(drive(chain.cache(tmp_path, concurrency=cache), face).statistics)["stored"]
+
+    assert stored(1, 4, 4) == 3
+    assert [stored(4, 4, 4), stored(4, 1, 2), stored(1, 1, 1)] == [0, 0, 0]  # one hop, or two
 
 
 @EACH_FACE

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from spdl_async import Retry
 from spdl_async.errors import FetchError
 from spdl_async.io import _retrying
-from spdl_async.io._body import Body, Problem
+from spdl_async.io._body import Body, Problem, described
 from spdl_async.io._counters import Counters
 from spdl_async.io._extras import need
 from spdl_async.io._store import Store, split_url
@@ -56,6 +56,7 @@ class Client:
         self._hosts: dict[str, tuple[Throttle, dict[str, Any]]] = {}
         self._aiohttp: Any = None
         self._session: Any = None
+        self._closed = False
         self._surroundings: Surroundings | None = None
 
     async def _open(self) -> None:
@@ -64,6 +65,8 @@ class Client:
         aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
         if self._session is not None:
             return
+        if self._closed:
+            raise RuntimeError("fetch: the session is closed, its lifespan() has ended")
         from spdl_async.io._surroundings import Surroundings
 
         self._aiohttp = aiohttp
@@ -84,7 +87,8 @@ class Client:
         )
 
     async def close(self) -> None:
-        """Close the session and its connections."""
+        """Close the session and its connections; none is opened any more."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
@@ -186,13 +190,14 @@ class Client:
         except ValueError:  # an address in brackets that is none
             return Problem(text="not a valid URL", again=False)
         generation = await throttle.acquire()
-        overloaded = False
+        overloaded = good = False
         try:
             problem = await self._request(body, options)
+            good = problem is None or not problem.again
             overloaded = problem is not None and problem.status in _retrying.OVERLOADED
             return problem
         finally:
-            if throttle.release(generation, overloaded=overloaded):
+            if throttle.release(generation, overloaded=overloaded, good=good):
                 self._counters.count(throttled=1)
 
     async def _request(self, body: Body, options: dict[str, Any]) -> Problem | None:
@@ -201,7 +206,9 @@ class Client:
         try:
             async with self._session.get(
                 body.url,
-                max_redirects=self._options.max_redirects,
+                # aiohttp takes 0 for no limit, and raises at the last redirect that it is allowed.
+                allow_redirects=self._options.max_redirects > 0,
+                max_redirects=self._options.max_redirects + 1,
                 **{**options, "headers": {**options["headers"], **body.request_headers()}},
             ) as response:
                 problem = body.accept(response)
@@ -242,14 +249,19 @@ class Client:
             return Problem(
                 text=f"more than {self._options.max_redirects} redirects (max_redirects)",
                 again=False,
-                status=error.status,
             )
         if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
             redirect = isinstance(error, aiohttp.RedirectClientError)
             what = "it is redirected to what is no URL of http" if redirect else "not a valid URL"
             return Problem(text=what, again=False)
-        if isinstance(error, aiohttp.ClientResponseError):
-            return Problem(text=f"no valid HTTP: {error.message}", again=True, status=error.status)
+        if isinstance(error, aiohttp.ClientHttpProxyError):
+            return Problem(
+                text=f"the proxy answered {described(error.status, error.message)}",
+                again=_retrying.is_worth_another_try(error.status),
+                status=error.status,
+            )
+        if isinstance(error, aiohttp.ClientResponseError):  # its status is not the server's
+            return Problem(text=f"no valid HTTP: {' '.join(error.message.split())}", again=True)
         if isinstance(error, aiohttp.ClientPayloadError):
             return Problem(text=f"the body ended early: {body.progress()}", again=True, cause=error)
         again = not isinstance(error, aiohttp.ClientConnectorCertificateError)

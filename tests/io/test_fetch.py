@@ -8,8 +8,9 @@ import email.utils
 import hashlib
 import pickle
 import traceback
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_server import (
@@ -416,6 +417,38 @@ async def test_redirects_are_followed_so_far() -> None:
         assert "hidden" not in "".join(traceback.format_exception(caught.value))
     _, error = await run(Fetch(), status(302, Location="file:///etc/passwd"))
     assert "redirected to what is no URL of http" in str(error)
+
+
+async def test_a_call_that_outlives_its_session_opens_no_other_one() -> None:
+    async with ScriptedServer({"/o": [ok(BODY)]}) as server:
+        async with Fetch().lifespan() as get:
+            late = asyncio.create_task(cast("Coroutine[Any, Any, bytes]", get(server.url("/o"))))
+            await asyncio.sleep(0)  # it begins to open the session
+        with pytest.raises(RuntimeError, match="closed"):
+            await late
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+async def test_as_many_redirects_are_followed_as_max_redirects_says(most: int) -> None:
+    scripts = {f"/{n}": [status(302, Location=f"/{n - 1}")] for n in range(1, 9)}
+    async with ScriptedServer({**scripts, "/0": [ok(BODY)]}) as server:
+        op = Fetch(max_redirects=most)
+        assert await op(server.url(f"/{most}")) == BODY
+        with pytest.raises(FetchError, match="redirect") as caught:
+            await op(server.url(f"/{most + 1}"))
+        assert caught.value.attempts == 1
+        assert caught.value.status in (None, 302)
+
+
+async def test_a_proxy_that_refuses_is_named_and_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedServer({"example.org:443": [status(407)]}) as server:
+        monkeypatch.setenv("HTTPS_PROXY", server.url(""))
+        with pytest.raises(FetchError, match="the proxy answered 407") as caught:
+            await Fetch()("https://example.org/x")
+        assert len(server.requests) == caught.value.attempts == 1
+        assert caught.value.status == 407
 
 
 async def test_headers_and_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -610,6 +610,23 @@ def test_a_damaged_entry_is_deleted_counted_and_made_again(
 
 
 @EACH_FACE
+def test_a_damaged_entry_that_cannot_be_deleted_is_made_again(
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    chain = numbers(3).pipe(str).cache(tmp_path)
+    drive(chain, face)
+    next(tmp_path.iterdir()).write_bytes(b"")
+    with monkeypatch.context() as patch:
+        patch.setattr("spdl_async._cache.folder.os.unlink", refuse)
+        outcome = drive(chain, face)
+    assert outcome.outputs == ["0", "1", "2"]
+    assert counts(outcome.statistics, "hits", "damaged", "stored") == (2, 1, 1)
+
+
+@EACH_FACE
 def test_an_entry_that_was_moved_to_another_name_is_damaged(face: Face, tmp_path: Path) -> None:
     pipeline, _ = build_in(tmp_path)
     expected = drive(pipeline, face).result()
@@ -1076,6 +1093,8 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("a",), {"max_bytes": 0}, "max_bytes must be at least 1"),
     ((3,), {}, "the folder must be a path, not 3"),
     ((__file__,), {}, "is a file; give a folder"),
+    ((f"{__file__}/deep/er",), {}, "is a file; give a folder"),
+    (("",), {}, "the folder is the empty text"),
     (("a",), {"version": 2}, "version must be a str"),
     (("a",), {"concurrency": 0}, "concurrency"),
     (("a",), {"on_error": "ignore"}, "on_error"),

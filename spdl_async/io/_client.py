@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from ssl import SSLContext
@@ -26,6 +27,13 @@ Verify = Callable[[str, bytes], Awaitable[bool | None] | bool | None]
 
 _READ_BUFFER = 1 << 18
 """Bytes that a connection reads ahead; aiohttp's 64 KiB cut large objects into small pieces."""
+
+
+_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+
+_QUOTED = re.compile(
+    r"https?://[^/?#]+/(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +213,7 @@ class Client:
         self._counters.count(requests=1)
         try:
             async with self._session.get(
-                body.url,
+                _as_given(body.url),
                 # aiohttp takes 0 for no limit, and raises at the last redirect that it is allowed.
                 allow_redirects=self._options.max_redirects > 0,
                 max_redirects=self._options.max_redirects + 1,
@@ -216,14 +224,17 @@ class Client:
                     problem = await body.read(response)
         except (self._aiohttp.ClientError, OSError) as error:
             problem = self._explained(error, body)
+        except UnicodeError as error:  # the name of a host that cannot be one
+            problem = Problem(text=f"not a valid URL: {error}", again=False, cause=error)
         if body.resumed:
             self._counters.count(resumed=1)
         return problem
 
     def _host(self, url: str) -> tuple[Throttle, dict[str, Any]]:
         """Return what the requests to one server share."""
-        end = url.find("/", 8)
-        origin = url if end < 0 else url[:end]
+        found_origin = _ORIGIN.match(url)
+        assert found_origin is not None  # `get_range` has looked at the scheme
+        origin = found_origin.group().lower()
         known = self._hosts.get(origin)
         if known is None:
             parts = urlsplit(origin)
@@ -281,6 +292,22 @@ class Client:
         if answer is False:
             return Problem(text=f"verify= refused the body ({len(data):,} bytes)", again=True)
         return None
+
+
+def _as_given(url: str) -> Any:
+    """Return a URL such that aiohttp does not quote it anew: that would break some signatures.
+
+    One that is not quoted yet, with blanks or letters beyond ASCII, is left to it.
+    """
+    if not _QUOTED.fullmatch(url):
+        return url
+    from yarl import URL
+
+    try:
+        URL(url)
+    except ValueError:  # such as a port that is none; aiohttp says so
+        return url
+    return URL(url, encoded=True)
 
 
 def _has_authorization(headers: Mapping[str, str]) -> bool:

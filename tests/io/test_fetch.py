@@ -419,6 +419,31 @@ async def test_redirects_are_followed_so_far() -> None:
     assert "redirected to what is no URL of http" in str(error)
 
 
+async def test_a_quoted_url_is_sent_as_it_is_and_others_are_quoted() -> None:
+    targets = {
+        "/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E": "/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E",
+        "/a b/é?x=é#part": "/a%20b/%C3%A9?x=%C3%A9",
+    }
+    async with ScriptedServer({target: [ok(BODY)] for target in targets.values()}) as server:
+        for given in targets:
+            assert await Fetch()(server.url(given)) == BODY
+        assert [request.target for request in server.requests] == list(targets.values())
+
+
+async def test_a_server_is_the_same_one_however_its_urls_are_written() -> None:
+    gate = asyncio.Event()
+    async with ScriptedServer({"/?q": [gated(gate, ok(b"x"))], "/o": [ok(b"x")]}) as server:
+        op, base = Fetch(per_host=1), server.url("")
+        first = asyncio.create_task(op(f"{base}?q"))
+        await server.first.wait()
+        others = [
+            asyncio.create_task(op(url)) for url in (f"{base}/o", f"HTTP{base[4:]}/o", f"{base}?q")
+        ]
+        gate.set()
+        assert await asyncio.gather(first, *others) == [b"x"] * 4
+        assert server.most_active == 1
+
+
 async def test_a_call_that_outlives_its_session_opens_no_other_one() -> None:
     async with ScriptedServer({"/o": [ok(BODY)]}) as server:
         async with Fetch().lifespan() as get:
@@ -549,7 +574,7 @@ async def test_a_path_is_no_url(tmp_path: Path) -> None:
 
 
 async def test_a_url_that_cannot_be_is_an_item_error() -> None:
-    for url in ("http://", "http://[::bad/x", "http://host:99999/x"):
+    for url in ("http://", "http://[::bad/x", "http://host:99999/x", "http://a..b/x"):
         with pytest.raises(FetchError, match="not a valid URL"):
             await fetch(url)
 

@@ -309,7 +309,7 @@ def test_pickles_are_never_read() -> None:
     head = b"\x93NUMPY\x01\x00"
     described = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
     evil = head + struct.pack("<H", len(described)) + described + b"cos\nsystem\n(S'true'\ntR."
-    with pytest.raises(ValueError, match="allow_pickle"):
+    with pytest.raises(ValueError, match="holds Python objects"):
         SampleDecoder()({"npy": evil})
     with pytest.raises(TypeError, match="no function"):
         SampleDecoder({"npy": "numpy"})  # type: ignore[dict-item]  # the point

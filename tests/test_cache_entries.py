@@ -74,12 +74,24 @@ def test_plain_values_come_back_as_they_were(value: Any, through: Any) -> None:
     assert repr(back) == repr(value)
 
 
+@WAYS
+def test_views_of_bytes_come_back_as_views(through: Any) -> None:
+    archive = bytearray(b"0123456789")
+    back = through({"txt": memoryview(archive)[2:5]})["txt"]
+    assert type(back) is memoryview
+    assert bytes(back) == b"234"
+    assert back.readonly
+    with pytest.raises(TypeError, match="cannot store memoryview"):
+        encode(memoryview(bytearray(8)).cast("d"))  # of numbers: an array is meant
+
+
 ARRAYS: list[Any] = [
     np.arange(6, dtype=np.uint8).reshape(2, 3),
     np.arange(24.0).reshape(2, 3, 4)[:, ::2],
     np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     np.array(3.5, np.float32),
     np.zeros((0, 4), np.int16),
+    np.zeros((2, 3), "V0"),
     np.arange(3, dtype=">i4"),
     np.array([True, False]),
     np.array([1 + 2j]),

@@ -8,6 +8,7 @@ element says what it is::
     ["l", node, …]  ["t", node, …]        a list, a tuple
     ["d", [key node, node], …]            a dict, in its order
     ["b", buffer]   ["B", buffer]         bytes, bytearray
+    ["v", buffer]                         a memoryview of bytes, as archives give them
     ["a", dtype, shape, order, buffer]    a numpy array; order "C" or "F"
     ["g", dtype, buffer]                  a numpy scalar
     ["T", dtype, shape, buffer]           a torch tensor, in C order
@@ -101,6 +102,8 @@ class Encoder:
                 return ["g", dtype, self.buffer(value.tobytes())]
         if kind is bytearray:
             return ["B", self.buffer(bytes(value))]
+        if kind is memoryview and value.format == "B" and value.ndim == 1:
+            return ["v", self.buffer(bytes(value))]
         if isinstance(value, PurePath):
             return ["p", str(value)]
         raise refusal(value, at)
@@ -247,6 +250,8 @@ class Decoder:
             return np.ndarray((), dtype, bytearray(self.buffers[node[2]]) or None)[()]
         if tag == "B":
             return bytearray(self.buffers[node[1]])
+        if tag == "v":
+            return memoryview(bytes(self.buffers[node[1]]))
         if tag == "p":
             return Path(node[1])
         if tag == "i":
@@ -257,6 +262,8 @@ class Decoder:
         """Return an array with memory of its own, writable."""
         dtype = dtype_of(made)
         data = self.own(self.buffers[number])
+        if not dtype.itemsize:  # such as "V0": any number of elements has no bytes
+            return np.empty(shape, dtype, order=order)
         if not len(data):
             return np.empty(0, dtype).reshape(shape, order=order)
         return np.frombuffer(data, dtype).reshape(shape, order=order)

@@ -77,7 +77,7 @@ class FolderStore:
                 raise DamagedError(f"it ended after {got} of {len(data)} bytes")
             outputs = loaded(data, name)
         except DamagedError:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # deleted meanwhile, or the folder is read-only
                 os.unlink(path)
             return Read(damaged=True)
         if time.time() - state.st_mtime > TOUCH_SECONDS:

@@ -273,13 +273,18 @@ def kept(spec: CacheSpec, name: str, branch: Sequence[StepPlan]) -> tuple[Store,
 
 
 def names_of(steps: Sequence[StepPlan]) -> Iterable[str]:
-    """Yield the names of the stages in a branch, in its order."""
+    """Yield the names of the stages in a branch, in its order.
+
+    Not those of steps: which stages share one depends on how many calls they may have, which changes
+    nothing of what they make.
+    """
     for step in steps:
+        if isinstance(step, MapPlan):
+            yield from (op.name for op in step.ops)
+            continue
         if isinstance(step, RoutePlan):
             for branch in step.branches:
                 yield from names_of(branch)
-        elif isinstance(step, MapPlan):
-            yield from (op.name for op in step.ops)
         yield stage_name(step)
 
 

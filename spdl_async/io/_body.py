@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
 
 _MEANINGS = {
+    **dict.fromkeys((301, 302, 303, 307, 308), "a redirect, which is not followed"),
     400: "the server does not understand the request",
     401: "credentials are missing: give headers=, or an entry in ~/.netrc",
     403: "forbidden: the credentials do not allow it, or a signed URL is too old",
@@ -114,7 +115,7 @@ class Body:
             self.restart()
             return Problem(text="the object has changed while it was fetched", again=True)
         return Problem(
-            text=_described(status, response.reason),
+            text=described(status, response.reason),
             again=is_worth_another_try(status),
             status=status,
             retry_after=response.headers.get("Retry-After"),
@@ -188,7 +189,8 @@ class Body:
         return f"{self.got:,}{total} bytes"
 
 
-def _described(status: int, reason: str | None) -> str:
+def described(status: int, reason: str | None) -> str:
+    """Say what an HTTP status means, where more than its name can be said."""
     named = f"{status} {reason}" if reason else str(status)
     meaning = _MEANINGS.get(status)
     return f"{named} ({meaning})" if meaning else named

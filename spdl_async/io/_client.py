@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from ssl import SSLContext
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from spdl_async import Retry
 from spdl_async.errors import FetchError
 from spdl_async.io import _retrying
-from spdl_async.io._body import Body, Problem
+from spdl_async.io._body import Body, Problem, described
 from spdl_async.io._counters import Counters
 from spdl_async.io._extras import need
 from spdl_async.io._store import Store, split_url
@@ -26,6 +27,13 @@ Verify = Callable[[str, bytes], Awaitable[bool | None] | bool | None]
 
 _READ_BUFFER = 1 << 18
 """Bytes that a connection reads ahead; aiohttp's 64 KiB cut large objects into small pieces."""
+
+
+_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+
+_QUOTED = re.compile(
+    r"https?://[^/?#]+/(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,7 @@ class Client:
         self._hosts: dict[str, tuple[Throttle, dict[str, Any]]] = {}
         self._aiohttp: Any = None
         self._session: Any = None
+        self._closed = False
         self._surroundings: Surroundings | None = None
 
     async def _open(self) -> None:
@@ -64,6 +73,8 @@ class Client:
         aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
         if self._session is not None:
             return
+        if self._closed:
+            raise RuntimeError("fetch: the session is closed, its lifespan() has ended")
         from spdl_async.io._surroundings import Surroundings
 
         self._aiohttp = aiohttp
@@ -84,7 +95,8 @@ class Client:
         )
 
     async def close(self) -> None:
-        """Close the session and its connections."""
+        """Close the session and its connections; none is opened any more."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
@@ -186,13 +198,14 @@ class Client:
         except ValueError:  # an address in brackets that is none
             return Problem(text="not a valid URL", again=False)
         generation = await throttle.acquire()
-        overloaded = False
+        overloaded = good = False
         try:
             problem = await self._request(body, options)
+            good = problem is None or not problem.again
             overloaded = problem is not None and problem.status in _retrying.OVERLOADED
             return problem
         finally:
-            if throttle.release(generation, overloaded=overloaded):
+            if throttle.release(generation, overloaded=overloaded, good=good):
                 self._counters.count(throttled=1)
 
     async def _request(self, body: Body, options: dict[str, Any]) -> Problem | None:
@@ -200,8 +213,10 @@ class Client:
         self._counters.count(requests=1)
         try:
             async with self._session.get(
-                body.url,
-                max_redirects=self._options.max_redirects,
+                _as_given(body.url),
+                # aiohttp takes 0 for no limit, and raises at the last redirect that it is allowed.
+                allow_redirects=self._options.max_redirects > 0,
+                max_redirects=self._options.max_redirects + 1,
                 **{**options, "headers": {**options["headers"], **body.request_headers()}},
             ) as response:
                 problem = body.accept(response)
@@ -209,14 +224,17 @@ class Client:
                     problem = await body.read(response)
         except (self._aiohttp.ClientError, OSError) as error:
             problem = self._explained(error, body)
+        except UnicodeError as error:  # the name of a host that cannot be one
+            problem = Problem(text=f"not a valid URL: {error}", again=False, cause=error)
         if body.resumed:
             self._counters.count(resumed=1)
         return problem
 
     def _host(self, url: str) -> tuple[Throttle, dict[str, Any]]:
         """Return what the requests to one server share."""
-        end = url.find("/", 8)
-        origin = url if end < 0 else url[:end]
+        found_origin = _ORIGIN.match(url)
+        assert found_origin is not None  # `get_range` has looked at the scheme
+        origin = found_origin.group().lower()
         known = self._hosts.get(origin)
         if known is None:
             parts = urlsplit(origin)
@@ -242,14 +260,19 @@ class Client:
             return Problem(
                 text=f"more than {self._options.max_redirects} redirects (max_redirects)",
                 again=False,
-                status=error.status,
             )
         if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
             redirect = isinstance(error, aiohttp.RedirectClientError)
             what = "it is redirected to what is no URL of http" if redirect else "not a valid URL"
             return Problem(text=what, again=False)
-        if isinstance(error, aiohttp.ClientResponseError):
-            return Problem(text=f"no valid HTTP: {error.message}", again=True, status=error.status)
+        if isinstance(error, aiohttp.ClientHttpProxyError):
+            return Problem(
+                text=f"the proxy answered {described(error.status, error.message)}",
+                again=_retrying.is_worth_another_try(error.status),
+                status=error.status,
+            )
+        if isinstance(error, aiohttp.ClientResponseError):  # its status is not the server's
+            return Problem(text=f"no valid HTTP: {' '.join(error.message.split())}", again=True)
         if isinstance(error, aiohttp.ClientPayloadError):
             return Problem(text=f"the body ended early: {body.progress()}", again=True, cause=error)
         again = not isinstance(error, aiohttp.ClientConnectorCertificateError)
@@ -269,6 +292,22 @@ class Client:
         if answer is False:
             return Problem(text=f"verify= refused the body ({len(data):,} bytes)", again=True)
         return None
+
+
+def _as_given(url: str) -> Any:
+    """Return a URL such that aiohttp does not quote it anew: that would break some signatures.
+
+    One that is not quoted yet, with blanks or letters beyond ASCII, is left to it.
+    """
+    if not _QUOTED.fullmatch(url):
+        return url
+    from yarl import URL
+
+    try:
+        URL(url)
+    except ValueError:  # such as a port that is none; aiohttp says so
+        return url
+    return URL(url, encoded=True)
 
 
 def _has_authorization(headers: Mapping[str, str]) -> bool:

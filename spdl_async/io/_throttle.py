@@ -41,17 +41,17 @@ class Throttle:
             raise
         return self.generation
 
-    def release(self, generation: int, *, overloaded: bool) -> bool:
+    def release(self, generation: int, *, overloaded: bool, good: bool = True) -> bool:
         """Give a place back; tell whether the limit went down.
 
         Requests that were under way when the limit went down do not lower it again: they say
-        nothing about the new one.
+        nothing about the new one. Those that failed or were given up (not ``good``) do not raise it.
         """
         lowered = overloaded and generation == self.generation
         if lowered:
             self.limit = max(1.0, min(self.limit, self.active) / 2)
             self.generation += 1
-        elif not overloaded:
+        elif good and not overloaded:
             self.limit = min(float(self.most), self.limit + 1.0 / self.limit)
         self.active -= 1
         self._admit()

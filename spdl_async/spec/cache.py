@@ -72,11 +72,18 @@ def where_kept(
             )
         return None, parse_bytes(memory, "cache: memory")
     try:
-        path = os.path.abspath(os.fsdecode(os.fspath(folder)))  # type: ignore[call-overload]  # checked here
+        given = os.fsdecode(os.fspath(folder))  # type: ignore[call-overload]  # checked here
     except TypeError:
         raise BuildError(f"cache: the folder must be a path, not {folder!r}") from None
-    if os.path.exists(path) and not os.path.isdir(path):
+    if not given:
         raise BuildError(
-            f"cache: {path} is a file; give a folder, which is made where it is not there"
+            'cache: the folder is the empty text; say "." where the current folder is meant'
+        )
+    path = there = os.path.abspath(given)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise BuildError(
+            f"cache: {there} is a file; give a folder, which is made where it is not there"
         )
     return path, None if max_bytes is None else parse_bytes(max_bytes, "cache: max_bytes")

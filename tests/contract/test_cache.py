@@ -35,6 +35,7 @@ from spdl_async import (
     Zip,
 )
 from spdl_async._plan.caching import CachePlan
+from spdl_async.io import TarWriter, tar_samples
 from spdl_async.testing import Chain, reference_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -524,6 +525,30 @@ def test_another_version_name_or_chain_of_stages_misses(
 
 
 @EACH_FACE
+def test_samples_of_tar_shards_are_kept_as_they_are(face: Face, tmp_path: Path) -> None:
+    for shard in range(2):
+        with TarWriter(tmp_path / f"{shard}.tar") as writer:
+            for n in range(3):
+                writer.write({"__key__": f"{shard}/{n}", "bin": bytes(n)})
+    shards = PipelineBuilder().add_source(sorted(tmp_path.glob("*.tar"))).expand(tar_samples)
+    for _ in range(2):
+        outcome = drive(shards.cache(tmp_path / "kept"), face)
+        assert outcome.error is None
+        assert [bytes(sample["bin"]) for sample in outcome.outputs] == [b"", b"\0", b"\0\0"] * 2
+    assert notes(outcome.statistics)["hits"] == 2
+
+
+@EACH_FACE
+def test_how_many_calls_a_stage_may_have_is_no_other_chain(face: Face, tmp_path: Path) -> None:
+    def stored(first: int, second: int, cache: int) -> Any:
+        chain = numbers(3).pipe(abs, concurrency=first).pipe(str, concurrency=second)
+        return notes(drive(chain.cache(tmp_path, concurrency=cache), face).statistics)["stored"]
+
+    assert stored(1, 4, 4) == 3
+    assert [stored(4, 4, 4), stored(4, 1, 2), stored(1, 1, 1)] == [0, 0, 0]  # one hop, or two
+
+
+@EACH_FACE
 def test_items_of_zipped_and_merged_sources_are_kept_by_their_key(face: Face) -> None:
     def build() -> Pipeline[Any]:
         zipped = PipelineBuilder().add_source(Zip(numbers(6), numbers(6).pipe(str)))
@@ -582,6 +607,23 @@ def test_a_damaged_entry_is_deleted_counted_and_made_again(
     assert counts(outcome.statistics, "hits", "misses", "damaged", "stored") == (4, 2, 2, 2)
     assert work.total == 8
     assert counts(drive(pipeline, face).statistics, "hits", "damaged") == (6, 0)
+
+
+@EACH_FACE
+def test_a_damaged_entry_that_cannot_be_deleted_is_made_again(
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    chain = numbers(3).pipe(str).cache(tmp_path)
+    drive(chain, face)
+    next(tmp_path.iterdir()).write_bytes(b"")
+    with monkeypatch.context() as patch:
+        patch.setattr("spdl_async._cache.folder.os.unlink", refuse)
+        outcome = drive(chain, face)
+    assert outcome.outputs == ["0", "1", "2"]
+    assert counts(outcome.statistics, "hits", "damaged", "stored") == (2, 1, 1)
 
 
 @EACH_FACE
@@ -1051,6 +1093,8 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("a",), {"max_bytes": 0}, "max_bytes must be at least 1"),
     ((3,), {}, "the folder must be a path, not 3"),
     ((__file__,), {}, "is a file; give a folder"),
+    ((f"{__file__}/deep/er",), {}, "is a file; give a folder"),
+    (("",), {}, "the folder is the empty text"),
     (("a",), {"version": 2}, "version must be a str"),
     (("a",), {"concurrency": 0}, "concurrency"),
     (("a",), {"on_error": "ignore"}, "on_error"),

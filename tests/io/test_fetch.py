@@ -8,8 +8,9 @@ import email.utils
 import hashlib
 import pickle
 import traceback
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_server import (
@@ -418,6 +419,63 @@ async def test_redirects_are_followed_so_far() -> None:
     assert "redirected to what is no URL of http" in str(error)
 
 
+async def test_a_quoted_url_is_sent_as_it_is_and_others_are_quoted() -> None:
+    targets = {
+        "/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E": "/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E",
+        "/a b/é?x=é#part": "/a%20b/%C3%A9?x=%C3%A9",
+    }
+    async with ScriptedServer({target: [ok(BODY)] for target in targets.values()}) as server:
+        for given in targets:
+            assert await Fetch()(server.url(given)) == BODY
+        assert [request.target for request in server.requests] == list(targets.values())
+
+
+async def test_a_server_is_the_same_one_however_its_urls_are_written() -> None:
+    gate = asyncio.Event()
+    async with ScriptedServer({"/?q": [gated(gate, ok(b"x"))], "/o": [ok(b"x")]}) as server:
+        op, base = Fetch(per_host=1), server.url("")
+        first = asyncio.create_task(op(f"{base}?q"))
+        await server.first.wait()
+        others = [
+            asyncio.create_task(op(url)) for url in (f"{base}/o", f"HTTP{base[4:]}/o", f"{base}?q")
+        ]
+        gate.set()
+        assert await asyncio.gather(first, *others) == [b"x"] * 4
+        assert server.most_active == 1
+
+
+async def test_a_call_that_outlives_its_session_opens_no_other_one() -> None:
+    async with ScriptedServer({"/o": [ok(BODY)]}) as server:
+        async with Fetch().lifespan() as get:
+            late = asyncio.create_task(cast("Coroutine[Any, Any, bytes]", get(server.url("/o"))))
+            await asyncio.sleep(0)  # it begins to open the session
+        with pytest.raises(RuntimeError, match="closed"):
+            await late
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+async def test_as_many_redirects_are_followed_as_max_redirects_says(most: int) -> None:
+    scripts = {f"/{n}": [status(302, Location=f"/{n - 1}")] for n in range(1, 9)}
+    async with ScriptedServer({**scripts, "/0": [ok(BODY)]}) as server:
+        op = Fetch(max_redirects=most)
+        assert await op(server.url(f"/{most}")) == BODY
+        with pytest.raises(FetchError, match="redirect") as caught:
+            await op(server.url(f"/{most + 1}"))
+        assert caught.value.attempts == 1
+        assert caught.value.status in (None, 302)
+
+
+async def test_a_proxy_that_refuses_is_named_and_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ScriptedServer({"example.org:443": [status(407)]}) as server:
+        monkeypatch.setenv("HTTPS_PROXY", server.url(""))
+        with pytest.raises(FetchError, match="the proxy answered 407") as caught:
+            await Fetch()("https://example.org/x")
+        assert len(server.requests) == caught.value.attempts == 1
+        assert caught.value.status == 407
+
+
 async def test_headers_and_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passwords = tmp_path / "netrc"
     passwords.write_text("machine 127.0.0.1 login me password pass\n")
@@ -516,7 +574,7 @@ async def test_a_path_is_no_url(tmp_path: Path) -> None:
 
 
 async def test_a_url_that_cannot_be_is_an_item_error() -> None:
-    for url in ("http://", "http://[::bad/x", "http://host:99999/x"):
+    for url in ("http://", "http://[::bad/x", "http://host:99999/x", "http://a..b/x"):
         with pytest.raises(FetchError, match="not a valid URL"):
             await fetch(url)
 

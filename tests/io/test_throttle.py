@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from scripted_server import ScriptedServer, gated, ok, status
 
-from spdl_async import Retry
+from spdl_async import FetchError, Retry
 from spdl_async.io import Fetch
 from spdl_async.io._throttle import Throttle
 
@@ -28,6 +28,25 @@ async def test_it_halves_once_for_all_that_were_under_way_and_grows_again() -> N
         throttle.release(await throttle.acquire(), overloaded=True)
     assert throttle.limit == 1  # never none
     assert throttle.active == 0
+
+
+async def test_requests_that_failed_or_were_given_up_do_not_raise_it() -> None:
+    throttle = Throttle(16)
+    throttle.release(await throttle.acquire(), overloaded=True)
+    for _ in range(100):
+        throttle.release(await throttle.acquire(), overloaded=False, good=False)
+    assert throttle.limit == 1
+
+    pytest.importorskip("aiohttp")
+    async with (
+        ScriptedServer({"/o": [status(503), status(500)]}) as server,
+        Fetch(retry=Retry(20, backoff=0.0), per_host=16).lifespan() as get,
+    ):
+        with pytest.raises(FetchError):
+            await get(server.url("/o"))
+        client = get.__self__  # type: ignore[attr-defined]  # to look at its limit
+        (throttle, _), *_ = client._hosts.values()
+        assert throttle.limit == 1
 
 
 async def test_those_who_wait_come_in_order_and_may_leave() -> None:

@@ -26,7 +26,7 @@ test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone" --all-cases
 	$(BIN)/python -m pytest -m alone
 
-# The engine needs no torch: half of those cases also run on a newer Python without it (`make test` covers
+# The engine needs no torch: a third of those cases also run on a newer Python without it (`make test` covers
 # all of them, and uvloop).
 NEWER ?= python3.13
 test-without-torch:
@@ -35,7 +35,7 @@ test-without-torch:
 	.venv-newer/bin/python -m pip install --quiet --upgrade "pip>=24"
 	.venv-newer/bin/python -m pip install --quiet --constraint constraints.txt numpy aiofiles uvloop pytest pytest-asyncio pytest-timeout pytest-xdist mypy hypothesis
 	.venv-newer/bin/python -m pip install --quiet --no-deps --editable .
-	.venv-newer/bin/python -m pytest -n 2 --dist worksteal --sample 2 -m "not torch and not alone" -k "not uvloop" tests/contract tests/stopping tests/citizenship tests/test_layers.py tests/test_api.py
+	.venv-newer/bin/python -m pytest -n 2 --dist worksteal --sample 3 -m "not torch and not alone" -k "not uvloop" tests/contract tests/stopping tests/citizenship tests/test_layers.py tests/test_api.py
 
 # Random programs for half an hour: nothing may be wrong, and memory, threads and descriptors stay flat.
 SOAK_SECONDS ?= 1800

@@ -27,6 +27,7 @@ import pytest
 from spdl_async.testing import check_leaks
 
 MANY_CASES = 24
+IMPORTED: list[int] = [0]  # how many modules there were when their objects were frozen
 LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
 
 # Loops
@@ -100,7 +101,20 @@ def _loop_of_test(item: pytest.Item) -> AbstractEventLoop | None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep what was imported out of the collections that follow each test."""
+    keep_imports()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if len(sys.modules) > IMPORTED[-1] + 50:
+        keep_imports()
+
+
+def keep_imports() -> None:
+    """Keep what was imported out of the collections that follow each test.
+
+    With torch that is a million objects, and a tenth of a second each time.
+    """
+    IMPORTED.append(len(sys.modules))
     gc.collect()
     gc.freeze()
 

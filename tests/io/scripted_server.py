@@ -101,9 +101,10 @@ class ScriptedServer:
 
 
 async def _read(reader: StreamReader) -> Request | None:
-    line = await reader.readline()
-    if not line:
-        return None
+    # What is no HTTP, such as the beginning of TLS, whose bytes may look like lines, gets no answer.
+    while len((line := await reader.readline()).split()) != 3:
+        if not line:
+            return None
     headers = {}
     while (header := await reader.readline()) not in (b"\r\n", b""):
         name, _, value = header.decode("latin-1").partition(":")

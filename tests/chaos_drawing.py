@@ -85,8 +85,8 @@ class Drawing:
             program.build["executor"] = pools[threads]
         elif isinstance(threads, int):
             program.build["num_threads"] = threads
-        if self.chance(5):  # so little that only one thing at a time fits, now and then
-            program.build["max_bytes"] = random.choice((2_000, 20_000))
+        if self.chance(5):  # little, but enough for whatever gathers
+            program.build["max_bytes"] = random.choice((20_000, 200_000))
         policy = random.choice(("raise", "skip", self.policy())) if self.failures else "raise"
         program.build["on_error"] = policy or "raise"
         if self.failures and policy not in (None, "raise") and self.chance(4):

@@ -16,9 +16,10 @@ import numpy as np
 from spdl_async.errors import DecodeError
 from spdl_async.io import _backends, _fit
 from spdl_async.io._colors import as_mode
-from spdl_async.io._image_data import as_bytes, path_text, read_regular_file
+from spdl_async.io._image_data import as_bytes, path_text
 from spdl_async.io._image_info import JPEG
 from spdl_async.io._jpeg import decode_jpeg, installed
+from spdl_async.io._local import read_file
 from spdl_async.io._orientation import stored_size, upright
 from spdl_async.io._out import check_out, pixels_of, write
 from spdl_async.io._picture import MOST_PIXELS, Decoded, Mode, Wanted
@@ -306,7 +307,7 @@ def as_wanted(
 
 def read_decoded(path: str | bytes | os.PathLike[str], wanted: Wanted, out: Any) -> Any:
     """Read and decode a file; a refusal names it."""
-    data = read_regular_file(path)
+    data = read_file(path)
     try:
         return decoded(memoryview(data), wanted, out)[0]
     except DecodeError as error:

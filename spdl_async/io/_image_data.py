@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 
 
 def as_bytes(data: object, caller: str, reader: str | None = None) -> memoryview[int]:
@@ -41,24 +39,6 @@ def as_bytes(data: object, caller: str, reader: str | None = None) -> memoryview
     return view.cast("B")
 
 
-def read_regular_file(path: str | bytes | os.PathLike[str]) -> bytes:
-    """Read a whole file, and refuse what is no regular file without ever waiting for it.
-
-    Raises:
-        OSError: it cannot be opened or read, or is a folder, a pipe or a device.
-    """
-    with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file (a pipe or a device)", path_text(path))
-        # readall() reads to the end, also where one read() returns less than was asked for.
-        return file.readall()
-
-
 def path_text(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path as text that can be printed: bytes that are no text stand as ``\\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

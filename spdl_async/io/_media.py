@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from spdl_async.errors import DecodeError
+from spdl_async.io._local import open_regular
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -137,14 +136,11 @@ def media_of_file(path: str | os.PathLike[str]) -> Iterator[Media]:
         DecodeError: it is empty.
         OSError: it cannot be opened, or is no regular file (which is never waited for).
     """
-    with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file (a pipe or a device)", os.fspath(path))
-        with errors_with(path):
-            media = Media(None, file)
-            if media.size == 0:
-                raise DecodeError("there is no data to decode: 0 bytes")
-            yield media
+    with open_regular(path) as file, errors_with(path):
+        media = Media(None, file)
+        if media.size == 0:
+            raise DecodeError("there is no data to decode: 0 bytes")
+        yield media
 
 
 @contextmanager
@@ -161,8 +157,3 @@ def errors_with(path: str | os.PathLike[str]) -> Iterator[None]:
                 text, path=os.fsdecode(path), offset=error.offset
             ) from error.__cause__
         raise type(error)(text) from error.__cause__
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

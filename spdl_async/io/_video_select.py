@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spdl_async.io._fit import as_height_width
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -138,17 +140,4 @@ def selection(
 
 def height_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     """Check ``size`` and return it as (height, width) in pixels."""
-    if size is None:
-        return None
-    try:
-        if isinstance(size, tuple | list):
-            height, width = (operator.index(side) for side in size)
-        else:
-            height = width = operator.index(size)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"size must be None, a number of pixels, or a pair (height, width), not {size!r}"
-        ) from None
-    if height < 1 or width < 1:
-        raise ValueError(f"size must be at least 1 pixel along each side, not {size!r}")
-    return height, width
+    return None if size is None else as_height_width(size)

@@ -19,9 +19,7 @@ import statistics
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +27,7 @@ from chaos_drawing import draw
 from chaos_faces import Outcome, on_loop, play_async, play_sync
 from chaos_kinds import start_pools
 from fuzz_ops import BoomError
+from in_time import Hang, in_time
 
 from spdl_async import TooManyFailures
 from spdl_async.testing import check_leaks
@@ -42,10 +41,6 @@ PATIENCE = 60.0  # seconds after which a round hangs
 TRIES = 3  # of a program with timeouts: on a busy machine quick calls may exceed theirs
 AT_ONCE = 25  # rounds between two searches for leaks
 MEBI = 2**20
-
-
-class Hang(BaseException):
-    """A round did not come to its end."""
 
 
 # Judging
@@ -170,33 +165,6 @@ def faults(program: Program) -> str | None:
     return None
 
 
-def in_time(work: Callable[[], T], about: object) -> T:
-    """Call ``work`` in a thread; raise with every thread's stack where it does not come back."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="chaos", daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    if thread.is_alive():
-        frames = sys._current_frames()
-        stacks = [
-            f"{other.name}:\n{''.join(traceback.format_stack(frames[other.ident]))}"
-            for other in threading.enumerate()
-            if other.ident in frames
-        ]
-        raise Hang(f"no end after {PATIENCE:g} s of\n{about}\n" + "\n".join(stacks))
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
 def one_round(seed: int) -> None:
     """Run the program of a seed.
 
@@ -206,7 +174,7 @@ def one_round(seed: int) -> None:
     program = draw(seed)
     for _ in range(TRIES if program.timed else 1):
         try:
-            wrong = in_time(functools.partial(faults, program), program)
+            wrong = in_time(functools.partial(faults, program), program, patience=PATIENCE)
         except Exception as error:
             error.add_note(str(program))
             raise

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import sys
-import threading
-import traceback
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -230,37 +227,6 @@ def argument_of(verb: str, kind: str, op: Op, exact: bool, draw: st.DrawFn) -> A
 
 
 # Driving
-
-
-class Hang(BaseException):
-    """A pass took too long; not an ``Exception``, so that nobody tries to shrink it."""
-
-
-def in_time(work: Callable[[], T], what: object) -> T:
-    """Call ``work`` in a thread; raise with every thread's stack where it does not come back."""
-    result: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="fuzz", daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    if thread.is_alive():
-        frames = sys._current_frames()
-        stacks = [
-            f"{other.name}:\n{''.join(traceback.format_stack(frames[other.ident]))}"
-            for other in threading.enumerate()
-            if other.ident in frames
-        ]
-        raise Hang(f"no end after {PATIENCE:g} s of\n{what!r}\n" + "\n".join(stacks))
-    if errors:
-        raise errors[0]
-    return result[0]
 
 
 def on_loop(work: Coroutine[Any, Any, T], *, uvloop: bool) -> T:

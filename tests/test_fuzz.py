@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("hypothesis")
 
 from fuzz_ops import LAZY
-from fuzz_programs import Outcome, Program, in_time, on_loop, one_pass, programs
+from fuzz_programs import PATIENCE, Outcome, Program, on_loop, one_pass, programs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from in_time import in_time
 
 from spdl_async import TooManyFailures
 from spdl_async.testing import Expected, check_leaks
@@ -78,7 +79,7 @@ def assert_as_expected(seen: Outcome, expected: Expected, program: Program) -> N
 def test_contract_1_2_results_are_those_of_plain_loops(program: Program) -> None:
     expected = program.expected()
     with check_leaks():
-        seen = in_time(lambda: one_pass(program), program)
+        seen = in_time(lambda: one_pass(program), program, patience=PATIENCE)
     assert expected.error is None
     assert_as_expected(seen, expected, program)
 
@@ -88,7 +89,7 @@ def test_contract_1_2_results_are_those_of_plain_loops(program: Program) -> None
 def test_contract_5_6_7_failures_are_those_of_plain_loops(program: Program) -> None:
     expected = program.expected()
     with check_leaks():
-        seen = in_time(lambda: one_pass(program), program)
+        seen = in_time(lambda: one_pass(program), program, patience=PATIENCE)
     assert_as_expected(seen, expected, program)
     cut = any(
         step.verb == "take" for step in program.chain.steps
@@ -115,7 +116,11 @@ def test_contract_13_14_an_endless_source_stops_at_any_point(
 ) -> None:
     program.source_kind, program.count = kind, 10**9
     with check_leaks():
-        seen = in_time(lambda: STOPS[program.face](program, taken, how), (program, taken, how))
+        seen = in_time(
+            lambda: STOPS[program.face](program, taken, how),
+            (program, taken, how),
+            patience=PATIENCE,
+        )
     assert seen.error is None
     assert len(seen.outputs) == taken
 
@@ -127,7 +132,11 @@ def test_contract_13_14_a_stop_at_any_point_leaves_nothing(
 ) -> None:
     expected = program.expected()
     with check_leaks():
-        seen = in_time(lambda: STOPS[program.face](program, taken, how), (program, taken, how))
+        seen = in_time(
+            lambda: STOPS[program.face](program, taken, how),
+            (program, taken, how),
+            patience=PATIENCE,
+        )
     if program.exact or program.face == "inline":
         assert seen.outputs == expected.outputs[:taken], f"{program!r} {how}"
         if seen.error is not None:

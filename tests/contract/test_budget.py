@@ -438,10 +438,12 @@ def test_contract_3_calls_that_wait_for_the_budget_keep_their_slots_from_the_nex
 
     def op(number: int) -> int:
         with crowd:
-            time.sleep(0.0005)
+            time.sleep(0.002)  # long enough for the other epoch's call to begin beside it
             return number
 
-    built = PipelineBuilder().add_source(range(20)).pipe(op).add_sink(40).build(max_bytes=5000)
+    # In completion order as many calls are let go as there are slots: the others wait at the gate.
+    chain = PipelineBuilder().add_source(range(20)).pipe(op, output_order="completion")
+    built = chain.add_sink(40).build(max_bytes=5000, num_threads=4)
     with built.epochs(5) as epochs:
         for run in epochs:
             assert list(run) == list(range(20))

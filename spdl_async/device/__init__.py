@@ -1,0 +1,7 @@
+"""Copies to a device and back: pinned, on a stream of their own, handed over without a host synchronisation."""
+
+from __future__ import annotations
+
+from spdl_async.device._backend import DeviceBackend as DeviceBackend
+
+__all__ = ["DeviceBackend"]

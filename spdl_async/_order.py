@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from spdl_async._plan.steps import Plan
 
@@ -33,10 +35,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Order:
-    """What a run is to do."""
+    """What a run is to do.
+
+    Attributes:
+        devices: of each copy, by its name, the device that was meant where the run was asked for.
+    """
 
     plan: Plan
     facts: Facts
     epoch: int | None
     shutdown_timeout: float
     stall_warning: float | None
+    devices: Mapping[str, Any] = field(default_factory=dict)

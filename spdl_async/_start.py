@@ -115,7 +115,7 @@ class BasePass(Ending):
     ) -> None:
         super().__init__(order.plan.name)
         self.epoch = epoch
-        self.handover = Handover(order.plan.sink_size)
+        self.handover = Handover(order.plan.sink_size, order.plan.claim)
         self.engine = Engine(
             order.plan,
             self.handover,
@@ -126,6 +126,7 @@ class BasePass(Ending):
             own_loop=own_loop,
             stall_warning=order.stall_warning,
             shared=shared,
+            devices=order.devices,
         )
 
     @property
@@ -226,7 +227,7 @@ def begin_pass(order: Order) -> int:
 
 def start_inline(order: Order) -> InlinePass:
     """Start a pass in the calling thread."""
-    return InlinePass(order.plan, order.facts, begin_pass(order))
+    return InlinePass(order.plan, order.facts, begin_pass(order), order.devices)
 
 
 def _resolve(ended: concurrent.futures.Future[None], task: asyncio.Task[None]) -> None:

@@ -18,7 +18,17 @@ from collections.abc import (
 from concurrent.futures import Executor
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from spdl_async._plan.classify import check_handler, check_size_of
 from spdl_async._plan.compile import compile_chain
@@ -28,6 +38,7 @@ from spdl_async.merging import Merge, Zip
 from spdl_async.pipeline import Pipeline
 from spdl_async.spec.aggregator import Aggregator
 from spdl_async.spec.cache import CacheSpec, where_kept
+from spdl_async.spec.copies import CopySpec, Kit
 from spdl_async.spec.markers import Drop
 from spdl_async.spec.policy import FailurePolicy, OnError, Retry, check_int, parse_policy
 from spdl_async.spec.shapes import SHAPE_SPECS, EnumerateSpec, ShuffleSpec, SkipSpec, TakeSpec
@@ -47,6 +58,10 @@ from spdl_async.spec.stages import (
     op_name,
 )
 
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 U = TypeVar("U")
@@ -54,6 +69,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+K = TypeVar("K")
 K_contra = TypeVar("K_contra", contravariant=True)
 V_co = TypeVar("V_co", covariant=True)
 
@@ -94,6 +110,14 @@ class SourceOptions(StageOptions, total=False):
     """Options of ``add_source``."""
 
     timeout: float | None
+
+
+class CopyOptions(StageOptions, total=False):
+    """Options of ``to_device``."""
+
+    depth: int
+    only: Iterable[Any] | Callable[[tuple[Any, ...], Any], bool] | None
+    pin: bool | int | str
 
 
 class ExpandOptions(StageOptions, total=False):
@@ -819,6 +843,135 @@ class PipelineBuilder(Generic[T_co]):
         )
         return self._typed(spec)
 
+    @overload
+    def to_device(
+        self: PipelineBuilder[NDArray[Any]], device: Any = ..., **options: Unpack[CopyOptions]
+    ) -> PipelineBuilder[torch.Tensor]: ...
+    @overload
+    def to_device(
+        self: PipelineBuilder[list[NDArray[Any]]],
+        device: Any = ...,
+        **options: Unpack[CopyOptions],
+    ) -> PipelineBuilder[list[torch.Tensor]]: ...
+    @overload
+    def to_device(
+        self: PipelineBuilder[tuple[NDArray[Any], NDArray[Any]]],
+        device: Any = ...,
+        **options: Unpack[CopyOptions],
+    ) -> PipelineBuilder[tuple[torch.Tensor, torch.Tensor]]: ...
+    @overload
+    def to_device(
+        self: PipelineBuilder[dict[K, NDArray[Any]]],
+        device: Any = ...,
+        **options: Unpack[CopyOptions],
+    ) -> PipelineBuilder[dict[K, torch.Tensor]]: ...
+    @overload
+    def to_device(
+        self, device: Any = ..., **options: Unpack[CopyOptions]
+    ) -> PipelineBuilder[T_co]: ...
+    def to_device(
+        self,
+        device: Any = "cuda",
+        *,
+        depth: int = 2,
+        only: Iterable[Any] | Callable[[tuple[Any, ...], Any], bool] | None = None,
+        pin: bool | int | str = True,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> Any:
+        """Copy batches to a device ahead of their use, through page-locked memory and on a side stream.
+
+        Tensors and numpy arrays, which become tensors, are found in any tree of lists, tuples, named
+        tuples, dicts and dataclasses, whose types are kept; objects with a ``to()`` of their own use
+        that; all else stays as it is. A tensor that is there already is not copied, one that appears
+        twice is copied once. The consumer, and each op below, gets batches that are safe to use on
+        its thread's current stream; nothing waits on the host.
+
+        Where this is the last stage, at most ``depth`` batches wait on the device, one more is being copied,
+        and the consumer holds what it took. Else the windows of the stages below come on top of that.
+
+        Args:
+            device: ``"cuda"``, which is the current device of the thread that starts the run;
+                ``"cuda:1"``, ``"mps"``, ``"cpu"``, where arrays become tensors that share their memory;
+                a ``torch.device``, or a :class:`~spdl_async.device.DeviceBackend`.
+            depth: batches copied ahead; of the last stage the size of the sink.
+            only: the fields to copy, by key, attribute or position, as in ``("image", "mask")``; or a function
+                of a field's path and value. Others stay as they are, arrays too.
+            pin: stage in page-locked memory of at most 1 GB, or of that many bytes, such as ``"4GB"``; a larger
+                batch gets memory for itself, for once. ``False``: copy from where batches lie,
+                which the copying thread has to wait for. What is page-locked already is not staged.
+            name: the name in tables and messages.
+            on_error: as for :meth:`pipe`.
+            max_failures: failures that are allowed.
+
+        Raises:
+            BuildError: an option has no meaning; or, from ``build()``, there is no torch, or no such
+                device here.
+            DeviceError: for the item: no memory for a batch, or a field that cannot be a tensor.
+
+        >>> import numpy as np
+        >>> from spdl_async import PipelineBuilder
+        >>> batches = PipelineBuilder().add_source([{"image": np.zeros((2, 3)), "key": "a"}])
+        >>> for batch in batches.to_device("cpu").build():
+        ...     print(type(batch["image"]).__name__, batch["key"])
+        Tensor a
+        """
+        self._used = True
+        staging = (2**30 if pin else None) if isinstance(pin, bool) else None
+        if not isinstance(pin, bool):
+            staging = parse_bytes(pin, "to_device: pin")
+
+        def kit() -> Kit:
+            device_kit = _device_package("to_device").device_kit
+            made: Kit = device_kit(device, only=only, depth=depth, staging_bytes=staging)
+            return made
+
+        policy = checked_policy(on_error, max_failures, "to_device")
+        return self._typed(
+            CopySpec(kit=kit, target=device, to="device", depth=depth, name=name, policy=policy)
+        )
+
+    def to_host(
+        self,
+        *,
+        only: Iterable[Any] | Callable[[tuple[Any, ...], Any], bool] | None = None,
+        pin: bool = True,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        max_failures: int | Fraction | None = None,
+    ) -> PipelineBuilder[T_co]:
+        """Copy what a model has made back to the host, on a side stream; handed on when it is complete.
+
+        Args:
+            only: as for :meth:`to_device`.
+            pin: into page-locked memory, from which nothing has to wait; else the copying thread does.
+            name: the name in tables and messages.
+            on_error: as for :meth:`pipe`.
+            max_failures: failures that are allowed.
+
+        Raises:
+            BuildError: an option has no meaning; or, from ``build()``, there is no torch.
+
+        >>> import torch
+        >>> from spdl_async import PipelineBuilder
+        >>> batches = PipelineBuilder().add_source([torch.ones(2)]).to_device("cpu")
+        >>> list(batches.pipe(lambda batch: batch + 1).to_host().build())
+        [tensor([2., 2.])]
+        """
+        self._used = True
+        if not isinstance(pin, bool):
+            raise BuildError(f"to_host: pin must be True or False, not {pin!r}")
+
+        def kit() -> Kit:
+            made: Kit = _device_package("to_host").host_kit(only=only, pin=pin)
+            return made
+
+        policy = checked_policy(on_error, max_failures, "to_host")
+        return self._typed(
+            CopySpec(kit=kit, target="host", to="host", depth=1, name=name, policy=policy)
+        )
+
     def _typed(self, stage: StageSpec) -> PipelineBuilder[T_co]:
         made: PipelineBuilder[T_co] = self._with_stage(stage)
         return made
@@ -976,6 +1129,17 @@ class PipelineBuilder(Generic[T_co]):
         return made
 
 
+def _device_package(verb: str) -> Any:
+    """Return what makes copies, which needs torch."""
+    try:
+        from spdl_async.device import _kit
+    except ImportError as error:
+        raise BuildError(
+            f'{verb}: this needs PyTorch ({error}); install it, with pip install "torch"'
+        ) from error
+    return _kit
+
+
 def checked_policy(
     on_error: OnError | None, max_failures: int | Fraction | None, where: str
 ) -> FailurePolicy | None:
@@ -1020,7 +1184,9 @@ def stage_text(stage: StageSpec) -> str:
     if isinstance(stage, AggregateSpec):
         inner = stage.size if stage.size is not None else op_name(stage.aggregator)
         return f"aggregate({inner})"
-    return stage.text if isinstance(stage, (CacheSpec, *SHAPE_SPECS)) else "disaggregate()"
+    return (
+        stage.text if isinstance(stage, (CacheSpec, CopySpec, *SHAPE_SPECS)) else "disaggregate()"
+    )
 
 
 def _calling_line() -> tuple[str, int]:

@@ -18,6 +18,7 @@ from spdl_async._plan.bounds import (
     length,
     source_items_bound,
 )
+from spdl_async._plan.copying import devices_here
 from spdl_async._plan.describe import mermaid, text
 from spdl_async._plan.inline import check_inline
 from spdl_async._plan.steps import Plan, sources_of
@@ -220,7 +221,14 @@ class Pipeline(Generic[T_co]):
                 f"{verb}: stall_warning is in seconds, more than 0, not {stall_warning!r}; None "
                 f"turns the warning off"
             )
-        return Order(self._plan, self._facts, epoch, float(shutdown_timeout), stall_warning)
+        return Order(
+            self._plan,
+            self._facts,
+            epoch,
+            float(shutdown_timeout),
+            stall_warning,
+            devices_here(self._plan),
+        )
 
     # Looking
 

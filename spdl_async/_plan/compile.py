@@ -18,6 +18,7 @@ from spdl_async._plan.classify import (
     is_opened_at_run,
     is_single_use,
 )
+from spdl_async._plan.copying import end_in_sink, hand_on, plan_copy
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
 from spdl_async._plan.lifespan import aggregator_lifespan, source_lifespan
@@ -45,6 +46,7 @@ from spdl_async._plan.steps import (
 from spdl_async._plan.threads import count_threads
 from spdl_async.errors import BuildError
 from spdl_async.spec.cache import CacheSpec
+from spdl_async.spec.copies import CopySpec
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.shapes import SHAPE_SPECS, ShapeSpec
 from spdl_async.spec.stages import (
@@ -55,7 +57,6 @@ from spdl_async.spec.stages import (
     PipeSpec,
     RouteSpec,
     Scope,
-    SinkSpec,
     SourceSpec,
     StageSpec,
     op_name,
@@ -76,15 +77,18 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
     placed: list[Placed] = []
     planned = plan_chain(chain, scope, names, placed)
     loop, reason = choose_loop(async_parts(planned, placed))
+    planned, hands = hand_on(planned)
+    steps, sink_size = end_in_sink(planned.steps, chain.sink)
     return Plan(
         source=planned.source,
-        steps=planned.steps,
-        sink_size=(chain.sink or SinkSpec()).buffer_size,
+        steps=steps,
+        sink_size=sink_size,
         name=name,
         num_threads=count_threads(scope, placed),
         seed=seed,
         loop=loop,
         loop_reason=reason,
+        claim=None if hands is None else hands.claim,
     )
 
 
@@ -251,7 +255,9 @@ def plan_source(spec: SourceSpec, scope: Scope, names: Names) -> SourcePlan:
 
 
 def plan_stage(
-    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec, scope: Scope, names: Names
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | CopySpec,
+    scope: Scope,
+    names: Names,
 ) -> Placed:
     """Plan one stage, whether it may be fused with its neighbours, and which build it is of."""
     step = plan_step(spec, scope, names)
@@ -274,12 +280,16 @@ def may_fuse(spec: PipeSpec, step: MapPlan) -> bool:
 
 
 def plan_step(
-    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec, scope: Scope, names: Names
+    spec: PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | CopySpec,
+    scope: Scope,
+    names: Names,
 ) -> StepPlan:
     """Plan one stage's step."""
     if isinstance(spec, SHAPE_SPECS):
         return plan_shape(spec, scope, names.give)
     policy, owner = resolve(spec.policy, spec.scope, scope)
+    if isinstance(spec, CopySpec):
+        return plan_copy(spec, names.give(spec.name, f"to_{spec.to}"), policy, owner)
     executor = (spec.scope or scope).executor
     if isinstance(spec, PipeSpec):
         return plan_pipe(spec, policy, owner, spec.executor or executor, names)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from spdl_async._plan.bounds import bounds, epochs_bound, source_items_bound
 from spdl_async._plan.caching import CachePlan, cache_text
+from spdl_async._plan.copying import CopyPlan, copy_text
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import SHAPE_PLANS, shape_text
 from spdl_async._plan.steps import (
@@ -28,7 +29,9 @@ def text(plan: Plan) -> str:
     """Return the description of a plan as plain text."""
     lines = [f"pipeline {plan.name!r}"]
     lines += chain_text(plan, "  ")
-    lines.append(f"  sink: {plan.sink_size} waiting results")
+    last = plan.steps[-1] if plan.steps else None
+    there = ", on the device" if isinstance(last, CopyPlan) and last.to == "device" else ""
+    lines.append(f"  sink: {plan.sink_size} waiting results{there}")
     lines.append(
         f'runs, with loop="auto", on {"the caller’s" if plan.loop == "caller" else "its own"} loop: '
         f"{plan.loop_reason}"
@@ -140,6 +143,8 @@ def step_text(step: StepPlan) -> str:
         return f"{step.op.name}: lists and tuples taken apart, on the loop{policy_text(step.op)}"
     if isinstance(step, CachePlan):
         return cache_text(step)
+    if isinstance(step, CopyPlan):
+        return copy_text(step) + policy_text(step.ops[0])
     order = "input order" if step.ordered else "completion order"
     if isinstance(step, RoutePlan):
         return f"{step.name}: {'elements of lists' if step.batched else 'items'} routed, {order}"
@@ -216,6 +221,8 @@ def _clean(text: str) -> str:
 def _label(step: StepPlan) -> str:
     if isinstance(step, (BatchPlan, RoutePlan, *SHAPE_PLANS)):
         return step.name
+    if isinstance(step, CopyPlan):
+        return f"{step.ops[0].name}: {step.kit.target if step.to == 'device' else 'host'}"
     if isinstance(step, MapPlan):
         return f"{' + '.join(op.name for op in step.ops)} ×{step.concurrency}"
     if isinstance(step, FlowPlan):

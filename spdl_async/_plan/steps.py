@@ -193,9 +193,14 @@ class AggregatePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FlattenPlan:
-    """Emit the elements of lists and tuples."""
+    """Emit the elements of lists and tuples.
+
+    Attributes:
+        opened: takes a list apart that is on a device, below a copy.
+    """
 
     op: OpPlan
+    opened: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +290,11 @@ class MergePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that a run needs to know."""
+    """Everything that a run needs to know.
+
+    Attributes:
+        claim: what a result goes through in the consumer's thread; ``None``: nothing.
+    """
 
     source: SourcePlan | MergePlan
     steps: tuple[StepPlan, ...]
@@ -297,6 +306,7 @@ class Plan:
     loop_reason: str
     max_bytes: int | None = None
     size_of: SizeOf = estimate_bytes
+    claim: Callable[[Any], Any] | None = None
 
 
 def sources_of(source: SourcePlan | MergePlan) -> Iterator[SourcePlan]:

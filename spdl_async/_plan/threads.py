@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spdl_async._plan.copying import CopyPlan
 from spdl_async._plan.fuse import Placed
 from spdl_async._plan.steps import AggregatePlan, FlowPlan, MapPlan, StepPlan
 from spdl_async.spec.stages import Scope
@@ -26,6 +27,8 @@ def count_threads(scope: Scope, steps: Iterable[Placed]) -> int:
 
 def threads_of(step: StepPlan) -> int:
     """Return how many threads of our pool a step can use at once."""
+    if isinstance(step, CopyPlan):  # it has a thread of its own
+        return 0
     if isinstance(step, AggregatePlan):
         return 1 if step.executor is None else 0
     if isinstance(step, MapPlan):

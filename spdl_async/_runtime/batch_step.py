@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spdl_async._plan.steps import FLATTEN_CHUNK
@@ -170,9 +170,17 @@ class FlattenStep(Step):
     """The elements of lists and tuples, taken apart on the loop."""
 
     def __init__(
-        self, host: Host, source: Channel, out: Outlet, *, judge: Judge, meter: Meter
+        self,
+        host: Host,
+        source: Channel,
+        out: Outlet,
+        *,
+        opened: Callable[[Any], Any] | None,
+        judge: Judge,
+        meter: Meter,
     ) -> None:
         super().__init__(host, source, out)
+        self.opened = opened
         self.judge = judge
         self.room = Signal(host.loop)
         self.meters = [meter]
@@ -212,6 +220,8 @@ class FlattenStep(Step):
         value, item.value = item.value, None
         meter = self.meters[0]
         self.judge.count_calls(1)
+        if self.opened is not None:
+            value = self.opened(value)
         if not isinstance(value, (list, tuple)):
             meter.failed += 1
             failure = OpFailure(*not_a_list(value))

@@ -40,10 +40,12 @@ class Handover:
         waiting: seconds in which consumers waited.
         end_seen: when a consumer first learned that there is no more.
         on_wait: told, in the consumer's thread, that a consumer begins to wait.
+        claim: what a result goes through in the consumer's thread.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, claim: Callable[[Any], Any] | None = None) -> None:
         self.size = size
+        self.claim = claim
         self.buffer: deque[Item] = deque()
         self.taken: deque[Item] = deque()
         self.ended = False
@@ -189,7 +191,7 @@ class Handover:
             if not self._starved or not self.buffer:
                 self._starved = False
                 self._tell_room()
-            return value
+            return value if self.claim is None else self.claim(value)
         if self.closed:
             raise RunStateError(self.closed_because)
         if self.ended and not self.buffer:

@@ -28,7 +28,7 @@ import logging
 import os
 import threading
 from asyncio import AbstractEventLoop, Task
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from time import perf_counter as clock
 from typing import Any
@@ -40,6 +40,7 @@ from spdl_async._runtime.cancelled import current
 from spdl_async._runtime.channel import Channel, Signal
 from spdl_async._runtime.failures import FailureLog, Judges, note_once, warn_of_nothing
 from spdl_async._runtime.live import registry
+from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.report import report_of, warn_of_abandoned
 from spdl_async._runtime.shared import Shared, join_all, new_pool
 from spdl_async._runtime.snapshot import snapshot_of
@@ -68,8 +69,10 @@ class Engine:
         own_loop: bool = False,
         stall_warning: float | None = None,
         shared: Shared | None = None,
+        devices: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan = plan
+        self.devices = devices or {}
         self.handover = handover
         self.loop = loop
         self.context = context
@@ -77,6 +80,7 @@ class Engine:
         self.saw_drop = on_drop
         self.shared = shared
         self.pool = new_pool(plan) if shared is None else shared.pool
+        self.own_pools: list[ThreadPool] = []  # of steps with a thread of their own
         self.budget = None if plan.max_bytes is None else Budget(self, plan.max_bytes, plan.size_of)
         self.ledger: Ledger = self.budget or Ledger()
         self.log = FailureLog()
@@ -211,7 +215,9 @@ class Engine:
             registry.discard(self)
 
     def shut_pool(self) -> None:
-        """Let the pool's threads end, where no other pass uses them."""
+        """Let the pools' threads end, where no other pass uses them."""
+        for pool in self.own_pools:
+            pool.shutdown(wait=False)
         if self.shared is None:
             self.pool.shutdown(wait=False)
 
@@ -353,14 +359,16 @@ class Engine:
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
         pullers = [s.puller for s in self.steps if isinstance(s, SourceStep)]
-        return self.pool.busy or any(p.alive and not p.starving for p in pullers)
+        pools = [self.pool, *self.own_pools]
+        return any(pool.busy for pool in pools) or any(p.alive and not p.starving for p in pullers)
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
         pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
         # Those that are shared outlive the pass: whoever shares them looks after them.
         pool = self.pool.threads if self.shared is None else ()
-        threads = [self.loop_thread, *pullers, *pool]
+        own = [thread for pool in self.own_pools for thread in pool.threads]
+        threads = [self.loop_thread, *pullers, *pool, *own]
         return [thread for thread in threads if thread is not None and thread.is_alive()]
 
     # Looking

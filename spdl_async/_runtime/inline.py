@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextvars import Context
+from dataclasses import replace
 from time import perf_counter as clock
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from spdl_async._plan.caching import CachePlan, LookupPlan
+from spdl_async._plan.copying import CopyPlan
 from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import (
     AggregatePlan,
@@ -65,8 +68,11 @@ class Facts(Protocol):
 class InlinePass:
     """One pass, run by whoever asks for its results."""
 
-    def __init__(self, plan: Plan, facts: Facts, epoch: int) -> None:
+    def __init__(
+        self, plan: Plan, facts: Facts, epoch: int, devices: Mapping[str, Any] | None = None
+    ) -> None:
         self.plan = plan
+        self.devices = devices or {}
         self.facts = facts
         self.epoch = epoch
         self.log = FailureLog()
@@ -137,7 +143,7 @@ class InlinePass:
         finally:
             self.working += clock() - began
         self.delivered += 1
-        return item.value
+        return item.value if self.plan.claim is None else self.plan.claim(item.value)
 
     def close(self) -> None:
         """Close the generators of the chain, those of user code included, and the loop."""
@@ -227,6 +233,8 @@ class InlinePass:
 
     def step(self, plan: StepPlan, above: Items) -> Items:
         """Return the generator of a step."""
+        if isinstance(plan, CopyPlan):
+            return self.copies(plan, above)
         if isinstance(plan, MapPlan):
             kind = "async" if plan.on_loop else "thread"
             if isinstance(plan, LookupPlan) and plan.numbered:
@@ -248,7 +256,7 @@ class InlinePass:
             if isinstance(plan, CachePlan):
                 return InlineCache(self, plan, meter).items(above)
             return InlineRoute(self, plan, meter, self.judges.of(plan.router)).items(above)
-        return elements(self, self.stage(plan.op, "flatten"), above)
+        return elements(self, self.stage(plan.op, "flatten"), above, plan.opened)
 
     def maps(self, stages: list[Stage], above: Items) -> Items:
         """Run 1→1 ops."""
@@ -260,6 +268,18 @@ class InlinePass:
                     self.check_budget(judge)
         for _, _, judge in stages:
             self.finish(judge)
+
+    def copies(self, plan: CopyPlan, above: Items) -> Items:
+        """Copy batches to a device, or back."""
+        op = plan.ops[0]
+        copying = plan.kit.open(self.devices[op.name], in_own_thread=False)
+        stage = self.stage(replace(op, call=copying), "copy")
+        try:
+            for item in self.maps([stage], above):
+                stage[1].notes = MappingProxyType(dict(copying.statistics()))
+                yield item
+        finally:
+            copying.close()
 
     def call(self, stage: Stage, item: Item, plain: set[type]) -> bool:
         """Run one op on an item; ``False`` where the item is dropped or skipped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from spdl_async._plan.steps import MergePlan, RoutePlan
@@ -182,7 +182,9 @@ def outputs_of(aggregator: Any, item: Item | None) -> list[Any]:
     return list((aggregator.flush() if item is None else aggregator.accumulate(item.value)) or ())
 
 
-def elements(run: InlinePass, stage: Stage, above: Items) -> Items:
+def elements(
+    run: InlinePass, stage: Stage, above: Items, opened: Callable[[Any], Any] | None
+) -> Items:
     """Take lists and tuples apart."""
     _, meter, judge = stage
     for item in above:
@@ -191,7 +193,7 @@ def elements(run: InlinePass, stage: Stage, above: Items) -> Items:
             continue
         meter.items_in += 1
         judge.count_calls(1)
-        value = item.value
+        value = item.value if opened is None else opened(item.value)
         if not isinstance(value, (list, tuple)):
             run.settle(judge, meter, item, OpFailure(*not_a_list(value)))
             continue

@@ -20,10 +20,17 @@ class ThreadPool(Executor):
     """A ``concurrent.futures.Executor`` whose threads never hold up the end of the interpreter.
 
     Threads are started when a job finds none idle, up to ``max_workers``. :attr:`waiting` tells
-    whoever holds a thread that others wait for one, so that it can go to the end of the line.
+    whoever holds a thread that others wait for one, so that it can go to the end of the line. Each
+    thread calls ``at_exit`` when it ends.
     """
 
-    def __init__(self, max_workers: int, name: str = "spdl_async") -> None:
+    def __init__(
+        self,
+        max_workers: int,
+        name: str = "spdl_async",
+        at_exit: Callable[[], object] | None = None,
+    ) -> None:
+        self._at_exit = at_exit
         self._max_workers = max_workers
         self._name = name
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -106,6 +113,8 @@ class ThreadPool(Executor):
         while True:
             job = self._jobs.get()
             if job is None:
+                if self._at_exit is not None:
+                    self._at_exit()
                 return
             with self._lock:
                 self._idle -= 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spdl_async._plan.caching import CachePlan, LookupPlan
+from spdl_async._plan.copying import CopyPlan
 from spdl_async._plan.place import drains
 from spdl_async._plan.shapes import EnumeratePlan, ShufflePlan, SkipPlan, TakePlan
 from spdl_async._plan.steps import (
@@ -29,6 +30,7 @@ from spdl_async._runtime.batch_step import BatchStep, FlattenStep
 from spdl_async._runtime.cache_step import CacheStep, LookupStep
 from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
+from spdl_async._runtime.copy_step import CopyStep
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
 from spdl_async._runtime.in_place_route_step import InPlaceRouteStep
@@ -36,6 +38,7 @@ from spdl_async._runtime.lifespan import in_lifespan
 from spdl_async._runtime.loop_step import LoopStep
 from spdl_async._runtime.merge_step import make_merge
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.route_step import RouteStep
 from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep, TakeStep
 from spdl_async._runtime.source_step import SourceStep, left_unread
@@ -202,6 +205,15 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     return in_lifespan(step, plan.ops)
 
 
+@make_step.register(CopyPlan)
+def _(plan: CopyPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
+    op = plan.ops[0]
+    copying = plan.kit.open(engine.devices[op.name], in_own_thread=True)
+    pool = ThreadPool(1, f"spdl_async-{engine.plan.name}-{op.name}", at_exit=copying.close)
+    engine.own_pools.append(pool)
+    return CopyStep(engine, above, below, plan, copying, engine.judges.of(op), pool)
+
+
 @make_step.register(FlowPlan)
 def _(plan: FlowPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     timeout = plan.op.timeout
@@ -305,6 +317,7 @@ def _(plan: FlattenPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         engine,
         above,
         below,
+        opened=plan.opened,
         judge=engine.judges.of(plan.op),
         meter=Meter(plan.op.name, "flatten", 1),
     )

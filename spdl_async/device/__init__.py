@@ -1,4 +1,4 @@
-"""Copies to a device and back: pinned, on a stream of their own, handed over without a host synchronisation."""
+"""Copies to a device and back: pinned, on a side stream, handed over without a host synchronisation."""
 
 from __future__ import annotations
 

@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 class DeviceBackend(Protocol):
     """A device that tensors are copied to, with streams and events as CUDA has them.
 
-    Work on a stream is done in the order in which it was queued there, later than the call that queues it. Streams
-    go on independently of each other, but for events: what is queued on a stream behind `wait` starts when all
-    that was queued before the event's `record` is done. Nothing but `synchronize` waits on the host.
+    Work on a stream is done in the order in which it was queued there, later than the call that queues
+    it. Streams go on independently of each other, but for events: what is queued on a stream behind `wait`
+    starts when all that was queued before the event's `record` is done. Nothing but `synchronize` waits
+    on the host.
 
     Methods are called in threads of ours and in the consumer's, never on a loop of ours; each thread of ours
     calls `enter_thread` before anything else.
 
     Attributes:
         name: for people: ``"cuda:1"``.
-        asynchronous: whether there are streams at all. Where not, copies are done when `copy` returns, and no method
-            of streams and events is called.
+        asynchronous: whether there are streams at all. Where not, only `enter_thread`, `is_here` and `move`
+            are called.
         out_of_memory: what `empty` and `pinned` raise when there is no memory.
     """
 
@@ -55,6 +56,9 @@ class DeviceBackend(Protocol):
     def synchronize(self, event: Any) -> None:
         """Wait on the host for an event, without the GIL."""
 
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Return the seconds between two events that have completed."""
+
     def pinned(self, size: int) -> torch.Tensor:
         """Return ``size`` bytes of page-locked host memory: a CPU tensor of shape (size,), dtype uint8."""
 
@@ -67,8 +71,8 @@ class DeviceBackend(Protocol):
     def empty(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory of the device for a tensor of the same shape, dtype and strides, uninitialised.
 
-        It is allocated on the calling thread's current stream: freed, it may be given out again to work that is
-        queued there later, unless `keep_for` has told of other streams.
+        It is allocated on the calling thread's current stream: freed, it may be given out again to work
+        that is queued there later, unless `keep_for` has told of other streams.
         """
 
     def empty_bytes(self, size: int) -> torch.Tensor:
@@ -81,7 +85,7 @@ class DeviceBackend(Protocol):
         """
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep a tensor's memory, once it is freed, from new use until what ``stream`` has queued by then is done."""
+        """Keep a tensor's memory, once it is freed, until what ``stream`` has queued by then is done."""
 
     def move(self, thing: Any) -> Any:
         """Return ``thing.to(this device, non_blocking=True)``, for objects that bring their own ``to``."""

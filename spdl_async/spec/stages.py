@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from spdl_async.errors import BuildError
 from spdl_async.spec.cache import CacheSpec
+from spdl_async.spec.copies import CopySpec
 from spdl_async.spec.policy import FailurePolicy, Retry, check_int, check_seconds
 from spdl_async.spec.shapes import ShapeSpec, check_within
 
@@ -156,7 +157,9 @@ class RouteSpec:
         return self.router.name
 
 
-StageSpec = PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | RouteSpec | CacheSpec
+StageSpec = (
+    PipeSpec | AggregateSpec | DisaggregateSpec | ShapeSpec | RouteSpec | CacheSpec | CopySpec
+)
 
 
 @dataclass(frozen=True, kw_only=True)

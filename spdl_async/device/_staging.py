@@ -1,0 +1,141 @@
+"""Page-locked buffers through which batches go to a device: few, bounded, used again and again.
+
+To lock pages takes milliseconds and holds up the whole process, so it is not done for each batch. A buffer
+that was copied from is free when the copy's event has completed, not before: the device reads from it
+until then.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter as clock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from spdl_async.device._backend import DeviceBackend
+
+LEAST_BYTES = 1 << 16
+
+
+class Buffer:
+    """Page-locked memory, and the event behind which it may be written to again."""
+
+    __slots__ = ("event", "memory", "size")
+
+    def __init__(self, memory: torch.Tensor, size: int) -> None:
+        self.memory = memory
+        self.size = size
+        self.event: Any = None
+
+
+class StagingPool:
+    """The buffers of one copying thread.
+
+    Args:
+        backend: whose memory it is.
+        most: how many buffers there may be.
+        max_bytes: how much they may take together.
+
+    Attributes:
+        held: bytes in buffers now.
+        waits: how often a copy had to wait for one.
+        waited: seconds in that.
+        oversized: batches that were larger than ``max_bytes`` and got memory for themselves.
+        allocated: how often memory was locked.
+    """
+
+    def __init__(self, backend: DeviceBackend, most: int, max_bytes: int) -> None:
+        self._backend = backend
+        self._most = most
+        self._max_bytes = max_bytes
+        self._free: list[Buffer] = []
+        self._used: list[Buffer] = []  # in the order in which they were lent
+        self.held = 0
+        self.waits = 0
+        self.waited = 0.0
+        self.oversized = 0
+        self.allocated = 0
+
+    def lend(self, size: int) -> Buffer:
+        """Return a buffer of at least ``size`` bytes; wait for one where all are in use.
+
+        Raises:
+            what ``backend.pinned`` raises: there is no memory.
+        """
+        # torch's allocator of page-locked memory gives powers of two anyway.
+        wanted = max(LEAST_BYTES, 1 << (size - 1).bit_length())
+        if wanted > self._max_bytes:
+            self.oversized += 1
+            return self._new(size, kept=False)
+        while True:
+            self._settle()
+            fitting = [buffer for buffer in self._free if buffer.size >= size]
+            if fitting:
+                buffer = min(fitting, key=lambda each: each.size)
+                self._free.remove(buffer)
+                self._used.append(buffer)
+                return buffer
+            if self._make_room(wanted):
+                return self._new(wanted, kept=True)
+            self._wait()
+
+    def give_back(self, buffer: Buffer, event: Any) -> None:
+        """Hear that a buffer is copied from, until ``event``; it may be lent again after that."""
+        buffer.event = event
+
+    def forget(self, buffer: Buffer) -> None:
+        """Give up a buffer of which nobody knows any more until when it is read."""
+        if buffer in self._used:
+            self._used.remove(buffer)
+            self.held -= buffer.size
+
+    def close(self) -> None:
+        """Wait for the copies from all buffers, and let go of these."""
+        for buffer in self._used:
+            if buffer.event is not None:
+                self._backend.synchronize(buffer.event)
+        self._used.clear()
+        self._free.clear()
+        self.held = 0
+
+    def _new(self, size: int, *, kept: bool) -> Buffer:
+        buffer = Buffer(self._backend.pinned(size), size)
+        self.allocated += 1
+        self._used.append(buffer)
+        if kept:
+            self.held += size
+        else:
+            buffer.size = 0  # not to be lent again
+        return buffer
+
+    def _make_room(self, wanted: int) -> bool:
+        """Drop free buffers that are too small, as many as needed; tell whether there is room now."""
+        self._free.sort(key=lambda buffer: buffer.size, reverse=True)
+        while True:
+            kept = len(self._free) + sum(1 for buffer in self._used if buffer.size)
+            if kept < self._most and self.held + wanted <= self._max_bytes:
+                return True
+            if not self._free:
+                return False
+            self.held -= self._free.pop().size
+
+    def _settle(self) -> None:
+        """Find buffers whose copies are done."""
+        used: list[Buffer] = []
+        for buffer in self._used:
+            if buffer.event is None or not self._backend.is_done(buffer.event):
+                used.append(buffer)
+                continue
+            buffer.event = None
+            if buffer.size:
+                self._free.append(buffer)
+        self._used = used
+
+    def _wait(self) -> None:
+        """Wait for the copy that was queued first."""
+        began = clock()
+        self.waits += 1
+        first = next(buffer for buffer in self._used if buffer.event is not None)
+        self._backend.synchronize(first.event)
+        self.waited += clock() - began

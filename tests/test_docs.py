@@ -161,7 +161,7 @@ def modules() -> list[object]:
     found: list[object] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if ">>> " in path.read_text("utf-8"):
-            needs = {"collate", "io", "sources", "_demo"} & set(
+            needs = {"collate", "device", "io", "sources", "_demo", "_fake_device"} & set(
                 path.relative_to(PACKAGE).with_suffix("").parts
             )
             name = path.relative_to(PACKAGE).as_posix()

@@ -5,6 +5,7 @@ until the test opens them, :func:`run_virtual` runs a coroutine on a clock that 
 :class:`InlineExecutor` runs sync ops without threads. :class:`Recorder` tells what was called and
 how many at once. :class:`Chain` describes stages once, to run them as a pipeline and as plain loops.
 :func:`check_leaks` fails a block that leaves tasks, threads or descriptors behind.
+:class:`FakeDevice` stands for a GPU whose streams are as late as they can be.
 
 >>> from spdl_async.testing import Chain, check_leaks
 >>> chain = Chain().pipe(str.upper, concurrency=2).aggregate(2)
@@ -17,6 +18,10 @@ from __future__ import annotations
 from spdl_async.testing._chain import Chain as Chain
 from spdl_async.testing._chain import Step as Step
 from spdl_async.testing._chain import reference_run as reference_run
+from spdl_async.testing._fake_device import FakeDevice as FakeDevice
+from spdl_async.testing._fake_device import FakeOutOfMemory as FakeOutOfMemory
+from spdl_async.testing._fake_script import FakeCall as FakeCall
+from spdl_async.testing._fake_script import FakeHold as FakeHold
 from spdl_async.testing._gates import AsyncGate as AsyncGate
 from spdl_async.testing._gates import Gate as Gate
 from spdl_async.testing._inline import InlineExecutor as InlineExecutor
@@ -32,6 +37,10 @@ __all__ = [
     "AsyncGate",
     "Chain",
     "Expected",
+    "FakeCall",
+    "FakeDevice",
+    "FakeHold",
+    "FakeOutOfMemory",
     "Gate",
     "InlineExecutor",
     "LeakCheck",

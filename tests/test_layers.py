@@ -36,6 +36,7 @@ PUBLIC = "the public API"
 # The extension packages use what ``spdl_async`` itself exports, and what stands here.
 EXTENSIONS: dict[str, set[str]] = {
     "collate": set(),
+    "device": set(),
     "io": {"collate"},  # ImageBatcher collates the fields beside the picture
     "sources": {"io"},
     "testing": {"_runtime"},  # the virtual clock asks the live runs whether a thread has work
@@ -44,7 +45,7 @@ EXTENSIONS: dict[str, set[str]] = {
     "_doctor": {"_limits"},
     "__main__": {"_demo", "_doctor"},
 }
-TORCH = {"collate", "io", "_demo", "_doctor"}
+TORCH = {"collate", "device", "io", "_demo", "_doctor"}
 
 
 def modules() -> list[Path]:

@@ -22,6 +22,7 @@ from spdl_async.errors import BudgetError as BudgetError
 from spdl_async.errors import BuildError as BuildError
 from spdl_async.errors import CollateError as CollateError
 from spdl_async.errors import DecodeError as DecodeError
+from spdl_async.errors import DeviceError as DeviceError
 from spdl_async.errors import FetchError as FetchError
 from spdl_async.errors import RunStateError as RunStateError
 from spdl_async.errors import ShutdownTimeout as ShutdownTimeout
@@ -59,6 +60,7 @@ __all__ = [
     "CollateError",
     "DecodeError",
     "Description",
+    "DeviceError",
     "Drop",
     "Epochs",
     "Failure",

@@ -10,6 +10,7 @@
     ├── ShutdownTimeout (TimeoutError)   user code still ran when the time to stop was over
     ├── StageTimeout (TimeoutError)      a call took longer than its stage's timeout allows
     ├── CollateError (ValueError)        samples that cannot be stacked into one batch
+    ├── DeviceError (RuntimeError)       a batch that cannot go to a device, or a device that is not there
     ├── ArchiveError (ValueError)        a damaged or hostile archive; has archive, member and offset
     ├── FetchError (OSError)             an object that a server or a store did not give
     └── DecodeError (ValueError)         data that is no readable picture, sound, video, text or array
@@ -90,6 +91,18 @@ class CollateError(SpdlAsyncError, ValueError):
     def __init__(self, message: str, *, samples: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.samples = samples
+
+
+class DeviceError(SpdlAsyncError, RuntimeError):
+    """A batch that cannot go to a device, or a device that cannot be used; says why, and what to do.
+
+    Attributes:
+        field: the part of the batch that is concerned, such as ``batch['image'][0]``; empty where none is.
+    """
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class DecodeError(SpdlAsyncError, ValueError):

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from spdl_async.device._dense import as_bytes, is_dense, lay
 from spdl_async.device._in_flight import InFlight, enter
+from spdl_async.device._leaves import Leaf
+from spdl_async.device._only import Only
 from spdl_async.device._staging import Buffer, StagingPool
 from spdl_async.device._tensors import tensors_in
-from spdl_async.device._tree import Leaf, Only, find
+from spdl_async.device._tree import find
 from spdl_async.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Copier:
         self,
         backend: DeviceBackend,
         *,
-        only: Only,
+        only: Only | None,
         depth: int,
         staging_bytes: int | None,
         in_own_thread: bool,
@@ -71,6 +73,7 @@ class Copier:
         self._backend = backend
         self._only = only
         self._in_own_thread = in_own_thread
+        self._first = True
         self._stream: Any = None
         self._staging = (
             None if staging_bytes is None else StagingPool(backend, depth + 1, staging_bytes)
@@ -88,7 +91,8 @@ class Copier:
         backend = self._backend
         if self._in_own_thread:
             enter(backend)
-        found = find(batch, self._only)
+        found = find(batch, self._only, strict=self._first)
+        self._first = False
         if not found.leaves:
             return batch
         if not backend.asynchronous:

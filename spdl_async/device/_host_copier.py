@@ -12,17 +12,22 @@ from spdl_async.device._dense import is_dense
 from spdl_async.device._in_flight import backends_in, claim, enter
 from spdl_async.device._resolve import backend_of
 from spdl_async.device._tensors import tensors_anywhere
-from spdl_async.device._tree import Only, find
+from spdl_async.device._only import Only
+from spdl_async.device._tree import find
 
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend
 
 
+def _is_tensor(path: tuple[Any, ...], value: Any) -> bool:  # noqa: ARG001 -- the form of all
+    return isinstance(value, torch.Tensor)
+
+
 class HostCopier:
     """Copies what a model made back to the host, in one thread; what it hands on is complete."""
 
-    def __init__(self, *, only: Only, pin: bool, in_own_thread: bool) -> None:
-        self._only = only
+    def __init__(self, *, only: Only | None, pin: bool, in_own_thread: bool) -> None:
+        self._only = Only(ask=_is_tensor) if only is None else only
         self._pin = pin
         self._in_own_thread = in_own_thread
         self._backends: dict[str, DeviceBackend] = {}  # of tensors that come without an event
@@ -77,12 +82,16 @@ class HostCopier:
             return batch, backend.record(stream)
 
     def _replaced(self, batch: Any, backend: DeviceBackend, stream: Any) -> Any:
-        def is_wanted(path: tuple[Any, ...], leaf: Any) -> bool:
-            here = isinstance(leaf, torch.Tensor) and backend.is_here(leaf)
-            return here and (self._only is None or self._only.chooses(path, leaf))
-
-        found = find(batch, is_wanted)
-        return found.rebuild([self._copied(leaf.tensor, backend, stream) for leaf in found.leaves])
+        found = find(batch, self._only, strict=False)
+        values: list[Any] = []
+        for leaf in found.leaves:
+            if leaf.kind == "object" or not backend.is_here(leaf.tensor):
+                values.append(leaf.source)
+            elif leaf.kind == "odd":
+                values.append(leaf.tensor.cpu())
+            else:
+                values.append(self._copied(leaf.tensor, backend, stream))
+        return found.rebuild(values)
 
     def _copied(self, tensor: torch.Tensor, backend: DeviceBackend, stream: Any) -> torch.Tensor:
         if stream is None:

@@ -10,7 +10,7 @@ from spdl_async.device._copier import Copier
 from spdl_async.device._host_copier import HostCopier
 from spdl_async.device._in_flight import Carrier
 from spdl_async.device._resolve import resolve
-from spdl_async.device._tree import Only, checked_only
+from spdl_async.device._only import Only, chosen
 
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend
@@ -22,7 +22,7 @@ class DeviceKit:
 
     device: Callable[[], DeviceBackend]
     target: str
-    only: Only
+    only: Only | None
     depth: int
     staging_bytes: int | None
     hands: ClassVar[Carrier] = Carrier()
@@ -46,7 +46,7 @@ class DeviceKit:
 class HostKit:
     """Makes the copiers of ``to_host``."""
 
-    only: Only
+    only: Only | None
     pin: bool
     target: str = "host"
     hands: ClassVar[Carrier] = Carrier()
@@ -68,7 +68,7 @@ def device_kit(device: Any, *, only: Any, depth: int, staging_bytes: int | None)
     return DeviceKit(
         device=resolve(device),
         target=getattr(device, "name", None) or str(device),
-        only=checked_only(only, "to_device"),
+        only=chosen(only),
         depth=depth,
         staging_bytes=staging_bytes,
     )
@@ -80,4 +80,4 @@ def host_kit(*, only: Any, pin: bool) -> HostKit:
     Raises:
         BuildError: ``only`` chooses nothing that could be.
     """
-    return HostKit(only=checked_only(only, "to_host"), pin=pin)
+    return HostKit(only=chosen(only), pin=pin)

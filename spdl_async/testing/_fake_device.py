@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 METHODS = (
     *("enter_thread", "new_stream", "current_stream", "on_stream", "record", "wait", "is_done"),
+    "seconds_between",
     *("synchronize", "pinned", "is_pinned", "is_here", "empty", "empty_bytes", "copy", "keep_for"),
     *("move", "launch", "read"),
 )
@@ -232,6 +233,11 @@ class FakeDevice:
         else:
             self._note("synchronize", stream=event.stream.number, event=event.number)
             self._wait_on_host(event.stream, event.position)
+
+    def seconds_between(self, start: FakeEvent, end: FakeEvent) -> float:
+        """Return a thousandth of a second for each event between the two: there is no time here."""
+        self._note("seconds_between", event=start.number)
+        return (end.number - start.number) / 1000
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return host memory that counts as page-locked: shape (size,), dtype uint8, each byte 0xA5.

@@ -896,10 +896,10 @@ class PipelineBuilder(Generic[T_co]):
                 ``"cuda:1"``, ``"mps"``, ``"cpu"``, where arrays become tensors that share their memory;
                 a ``torch.device``, or a :class:`~spdl_async.device.DeviceBackend`.
             depth: batches copied ahead; of the last stage the size of the sink.
-            only: the fields to copy, by key, attribute or position, as in ``("image", "mask")``; or a function
-                of a field's path and value. Others stay as they are, arrays too.
-            pin: stage in page-locked memory of at most 1 GB, or of that many bytes, such as ``"4GB"``; a larger
-                batch gets memory for itself, for once. ``False``: copy from where batches lie,
+            only: the fields to copy, by key, attribute or position, as in ``("image", "mask")``; or a
+                function of a field's path and value. Others stay as they are, arrays too.
+            pin: stage in page-locked memory of at most 1 GB, or of that many bytes, such as ``"4GB"``; a
+                larger batch gets memory for itself, for once. ``False``: copy from where batches lie,
                 which the copying thread has to wait for. What is page-locked already is not staged.
             name: the name in tables and messages.
             on_error: as for :meth:`pipe`.

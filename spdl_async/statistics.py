@@ -267,6 +267,11 @@ class RunStatistics:
             )
         if busiest.kind == "source" and share >= 0.5:
             return f"The source is the bottleneck: it is busy {share:.0%} of the time."
+        if busiest.kind == "copy" and share >= 0.5:
+            return (
+                f"Stage {busiest.name!r} is the bottleneck: it copies {share:.0%} of the time; smaller "
+                f"dtypes, such as uint8 pictures that become floats on the device, are less to copy."
+            )
         if share >= 0.5:
             running = busiest.busy / self.elapsed
             slots = f"{running:.1f} of {busiest.concurrency} calls running"

@@ -256,7 +256,7 @@ class Copier:
             return None
         try:
             return self._staging.lend(size)
-        except (*self._backend.out_of_memory, RuntimeError) as error:
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not self._counts.pageable:
                 logger.warning(
                     "to_device: no page-locked memory for a batch of %s bytes (%s); it is copied from "

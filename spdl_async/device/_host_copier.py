@@ -10,9 +10,9 @@ import torch
 
 from spdl_async.device._dense import is_dense
 from spdl_async.device._in_flight import backends_in, claim, enter
+from spdl_async.device._only import Only
 from spdl_async.device._resolve import backend_of
 from spdl_async.device._tensors import tensors_anywhere
-from spdl_async.device._only import Only
 from spdl_async.device._tree import find
 
 if TYPE_CHECKING:

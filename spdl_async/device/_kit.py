@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from spdl_async.device._copier import Copier
 from spdl_async.device._host_copier import HostCopier
 from spdl_async.device._in_flight import Carrier
-from spdl_async.device._resolve import resolve
 from spdl_async.device._only import Only, chosen
+from spdl_async.device._resolve import resolve
 
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend

@@ -333,7 +333,7 @@ good: PipelineBuilder[bytes] = paths.pipe(decode)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)  # the builder's types name torch's
 def test_what_is_wrong_is_a_static_error(tmp_path: Path) -> None:
     """Exactly the lines marked so are errors of ``mypy --strict``."""
     source = textwrap.dedent(WRONG)
@@ -345,7 +345,7 @@ def test_what_is_wrong_is_a_static_error(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=190,
         check=True,
     ).stdout
     lines = {int(line.split(":")[1]) for line in found.splitlines() if ": error:" in line}

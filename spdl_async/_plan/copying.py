@@ -127,7 +127,7 @@ def _of_steps(
     done: list[StepPlan] = []
     for step in steps:
         if isinstance(step, CopyPlan):
-            hands = step.kit.hands if step.to == "device" else None
+            hands = step.kit.hands if step.kit.some_stay else None
         elif isinstance(step, RoutePlan):
             step, hands = _of_route(step, hands)
         elif hands is not None:

@@ -280,6 +280,7 @@ class InlinePass:
                 yield item
         finally:
             copying.close()
+            stage[1].notes = MappingProxyType(dict(copying.statistics()))
 
     def call(self, stage: Stage, item: Item, plain: set[type]) -> bool:
         """Run one op on an item; ``False`` where the item is dropped or skipped."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
 from spdl_async.device._dense import as_bytes, is_dense, lay
-from spdl_async.device._in_flight import InFlight, enter
+from spdl_async.device._in_flight import InFlight, backends_in, claim, enter, sent
 from spdl_async.device._leaves import Leaf
 from spdl_async.device._only import Only
 from spdl_async.device._staging import Buffer, StagingPool
 from spdl_async.device._tensors import tensors_in
-from spdl_async.device._tree import find
+from spdl_async.device._tree import Found, find
 from spdl_async.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ ALIGNMENT = 256
 
 logger = logging.getLogger("spdl_async")
 
+_NEVER_FREED: list[Any] = []
+
 
 class Counts:
     """What the copies of a run came to; claims count from any thread."""
@@ -42,6 +45,8 @@ class Counts:
         self.seconds = 0.0
         self.timed_bytes = 0
         self.pageable = 0
+        self.waits = 0
+        self.waited = 0.0
         self._claimed = 0
         self._ready = 0
         self._lock = threading.Lock()
@@ -80,6 +85,10 @@ class Copier:
         )
         # (start, end, bytes, what the device reads from), in the order in which they were queued.
         self._under_way: collections.deque[tuple[Any, Any, int, list[Any]]] = collections.deque()
+        # What copies read from of which it is not known when they are done.
+        self._unknown: list[list[Any]] = []
+        self._depth = depth
+        self._warned = False
         self._counts = Counts()
 
     def __call__(self, batch: Any, /) -> Any:
@@ -89,20 +98,25 @@ class Copier:
             DeviceError: the device, or the host, has no memory for it; or a field is no tensor.
         """
         backend = self._backend
+        others = [one for one in backends_in(batch) if one is not backend]
+        batch = claim(batch)  # of a copy above, to another device or of other fields
         if self._in_own_thread:
             enter(backend)
         found = find(batch, self._only, strict=self._first)
         self._first = False
         if not found.leaves:
-            return batch
-        if not backend.asynchronous:
-            return found.rebuild([self._moved_now(leaf) for leaf in found.leaves])
-        if self._stream is None:
-            self._stream = backend.new_stream()
-        self._settle()
+            return sent(batch, others)
         try:
+            if not backend.asynchronous:
+                return sent(self._moved_now(found), others)
+            if self._stream is None:
+                self._stream = backend.new_stream()
+            self._settle()
+            self._wait_for_turn()
+            made_on = backend.current_stream()
             with backend.on_stream(self._stream):
-                return self._queued(found)
+                copied = self._queued(found, made_on)
+            return sent(copied, others)
         except backend.out_of_memory as error:
             size = sum(_size(leaf) for leaf in found.leaves)
             raise DeviceError(
@@ -119,9 +133,10 @@ class Copier:
             "bytes_copied": counts.bytes,
             "gigabytes_per_second": counts.timed_bytes / seconds / 1e9 if seconds else 0.0,
             "overlapped": counts.overlapped,
-            "slot_waits": 0 if staging is None else staging.waits,
-            "slot_wait_seconds": 0.0 if staging is None else staging.waited,
+            "slot_waits": counts.waits + (0 if staging is None else staging.waits),
+            "slot_wait_seconds": counts.waited + (0.0 if staging is None else staging.waited),
             "staging_bytes": 0 if staging is None else staging.held,
+            "most_staging_bytes": 0 if staging is None else staging.most_held,
             "staging_allocations": 0 if staging is None else staging.allocated,
             "oversized_batches": 0 if staging is None else staging.oversized,
             "pageable_batches": counts.pageable,
@@ -129,45 +144,97 @@ class Copier:
 
     def close(self) -> None:
         """Wait for the copies under way: what they read from must live until then."""
-        for _, end, _, _ in self._under_way:
-            self._backend.synchronize(end)
-        self._settle()
-        if self._staging is not None:
-            self._staging.close()
+        under_way, self._under_way = self._under_way, collections.deque()
+        try:
+            for _, end, _, _ in under_way:
+                self._backend.synchronize(end)
+            if self._unknown or (self._staging is not None and self._staging.lost):
+                self._backend.synchronize(self._backend.record(self._stream))
+            if self._staging is not None:
+                self._staging.close()
+            self._account(under_way)
+        except Exception as error:  # noqa: BLE001 -- nobody is left who could be told by an exception
+            # The device may read what it was given for as long as it likes: it is never freed.
+            _NEVER_FREED.append((under_way, self._unknown, self._staging))
+            logger.warning(
+                "to_device: %s failed at the end of a run (%s: %s); the host memory that its last copies "
+                "read from is kept until the process ends",
+                self._backend.name,
+                type(error).__name__,
+                error,
+            )
 
     # Making copies
 
-    def _queued(self, found: Any) -> Any:
+    def _wait_for_turn(self) -> None:
+        """Wait until fewer copies are under way than may be: they hold on to memory of the host.
+
+        Raises:
+            what ``backend.synchronize`` raises.
+        """
+        if len(self._under_way) <= self._depth:
+            return
+        began = clock()
+        self._counts.waits += 1
+        while len(self._under_way) > self._depth:
+            self._backend.synchronize(self._under_way[0][1])
+            self._settle()
+        self._counts.waited += clock() - began
+
+    def _queued(self, found: Found, made_on: Any) -> Any:
         backend = self._backend
         values: list[Any] = [None] * len(found.leaves)
         staged: list[tuple[int, torch.Tensor]] = []
+        tensors: list[torch.Tensor] = []
         reads: list[Any] = []
         copied = 0
         start = backend.record(self._stream)
-        for number, leaf in enumerate(found.leaves):
-            if leaf.kind == "tensor" and backend.is_here(leaf.tensor):
-                values[number] = leaf.tensor
-            elif leaf.kind != "tensor" or leaf.tensor.device.type != "cpu":
-                values[number], source = self._moved(leaf)
-                reads.append(source)
-                copied += _size(leaf)
-            elif backend.is_pinned(leaf.tensor) and is_dense(leaf.tensor):
-                values[number] = backend.empty(leaf.tensor)
-                backend.copy(values[number], leaf.tensor)
-                reads.append(leaf.tensor)
-                copied += leaf.tensor.nbytes
-            else:
-                staged.append((number, leaf.tensor))
-                copied += leaf.tensor.nbytes
-        owned = self._stage(staged, values, reads) if staged else []
-        end = backend.record(self._stream)
+        behind = False
+        try:
+            for number, leaf in enumerate(found.leaves):
+                tensor = leaf.tensor
+                here = tensor is not None and backend.is_here(tensor)
+                if not behind and (here or leaf.kind != "tensor"):
+                    # What an op above has put on the device itself is there when its stream is so far.
+                    behind = True
+                    backend.wait(self._stream, backend.record(made_on))
+                if here and leaf.kind == "tensor":
+                    values[number] = tensor
+                    tensors.append(tensor)
+                elif leaf.kind != "tensor" or tensor.device.type != "cpu":
+                    values[number] = moved = self._moved(leaf, reads)
+                    tensors += tensors_in(moved, backend)
+                    copied += 0 if here else _size(leaf)
+                elif backend.is_pinned(tensor) and is_dense(tensor):
+                    values[number] = block = backend.empty(tensor)
+                    tensors.append(block)
+                    reads.append(tensor)
+                    backend.copy(block, tensor)
+                    copied += tensor.nbytes
+                else:
+                    staged.append((number, tensor))
+                    copied += tensor.nbytes
+            if staged:
+                tensors += self._stage(staged, values, reads)
+            end = backend.record(self._stream)
+        except BaseException:
+            self._keep(reads)
+            raise
         self._under_way.append((start, end, copied, reads))
-        self._counts.batches += 1
+        self._counts.batches += bool(staged or reads)
         self._counts.bytes += copied
-        ours = [values[n] for n, leaf in enumerate(found.leaves) if values[n] is not leaf.tensor]
-        packed = {id(values[number]) for number, _ in staged}
-        tensors = owned + tensors_in([v for v in ours if id(v) not in packed], backend)
         return InFlight(found.rebuild(values), backend, end, tensors, self._counts.claimed)
+
+    def _keep(self, reads: list[Any]) -> None:
+        """Keep what copies of a batch that failed may still read from."""
+        if not reads:
+            return
+        try:
+            event = self._backend.record(self._stream)
+        except Exception:  # noqa: BLE001 -- what has failed before is the one to be told
+            self._unknown.append(reads)
+        else:
+            self._under_way.append((event, event, 0, reads))
 
     def _stage(
         self, staged: list[tuple[int, torch.Tensor]], values: list[Any], reads: list[Any]
@@ -183,7 +250,11 @@ class Copier:
             offsets[number] = at
             at += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         small_bytes = offsets[large[0][0]] if large else at
-        buffer = self._buffer(at) if at else None
+        if not at:  # tensors without elements
+            for number, tensor in staged:
+                values[number] = self._backend.empty(tensor)
+            return [values[number] for number, _ in staged]
+        buffer = self._buffer(at)
         if buffer is None:
             return self._copy_pageable(staged, values, reads)
         try:
@@ -245,9 +316,9 @@ class Copier:
             source = tensor if is_dense(tensor) else tensor.contiguous()
             values[number] = block = self._backend.empty(source)
             blocks.append(block)
+            reads.append(source)
             if source.nbytes:
                 self._backend.copy(block, source)
-            reads.append(source)
         return blocks
 
     def _buffer(self, size: int) -> Buffer | None:
@@ -257,7 +328,8 @@ class Copier:
         try:
             return self._staging.lend(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if not self._counts.pageable:
+            if not self._warned:
+                self._warned = True
                 logger.warning(
                     "to_device: no page-locked memory for a batch of %s bytes (%s); it is copied from "
                     "pageable memory, which is slower and does not overlap",
@@ -266,32 +338,61 @@ class Copier:
                 )
             return None
 
-    def _moved(self, leaf: Leaf) -> tuple[Any, Any]:
-        """Move what brings its own ``to``; return the result, and what it was copied from."""
-        if leaf.kind == "object":
-            source = leaf.thing
-            if self._staging is not None and callable(getattr(source, "pin_memory", None)):
-                source = source.pin_memory()
-            return self._backend.move(source), source
-        return self._backend.move(leaf.tensor), leaf.tensor
+    def _moved(self, leaf: Leaf, reads: list[Any]) -> Any:
+        """Move what brings its own ``to``; note what it is copied from."""
+        source = leaf.tensor if leaf.tensor is not None else leaf.thing
+        pins = leaf.kind == "object" and callable(getattr(source, "pin_memory", None))
+        if pins and self._staging is not None:
+            source = source.pin_memory()
+        reads.append(source)
+        return self._move(leaf, source)
 
-    def _moved_now(self, leaf: Leaf) -> Any:
+    def _move(self, leaf: Leaf, source: Any) -> Any:
+        try:
+            return self._backend.move(source)
+        except self._backend.out_of_memory:
+            raise
+        except (TypeError, NotImplementedError, RuntimeError) as error:
+            if leaf.kind != "odd":
+                raise
+            raise DeviceError(
+                f"{leaf.where}, of layout {source.layout} and dtype {source.dtype}, cannot be moved to "
+                f"{self._backend.name} ({error}); make it dense above to_device, or leave it out by only=…",
+                field=leaf.where,
+            ) from error
+
+    def _moved_now(self, found: Found) -> Any:
         """Move without streams: what is there already stays as it is."""
-        if leaf.kind == "object":
-            return self._backend.move(leaf.thing)
-        here = self._backend.is_here(leaf.tensor)
-        value = leaf.tensor if here else self._backend.move(leaf.tensor)
-        self._counts.batches += 0 if here else 1
-        self._counts.bytes += 0 if here else leaf.tensor.nbytes
-        return value
+        values, moved = [], 0
+        copied = False
+        for leaf in found.leaves:
+            if leaf.kind == "object":
+                values.append(self._backend.move(leaf.thing))
+                copied = True
+            elif self._backend.is_here(leaf.tensor):
+                values.append(leaf.tensor)
+            else:
+                values.append(self._move(leaf, leaf.tensor))
+                moved += _size(leaf)
+                copied = True
+        self._counts.batches += copied
+        self._counts.bytes += moved
+        return found.rebuild(values)
 
     def _settle(self) -> None:
         """Let go of what copies that are done by now have read from."""
         under_way = self._under_way
+        done = []
         while under_way and self._backend.is_done(under_way[0][1]):
-            start, end, size, _ = under_way.popleft()
-            self._counts.seconds += self._backend.seconds_between(start, end)
-            self._counts.timed_bytes += size
+            done.append(under_way.popleft())
+        self._account(done)
+
+    def _account(self, done: Iterable[tuple[Any, Any, int, list[Any]]]) -> None:
+        """Count how long copies took."""
+        for start, end, size, _ in done:
+            if size:
+                self._counts.seconds += self._backend.seconds_between(start, end)
+                self._counts.timed_bytes += size
 
 
 def _size(leaf: Leaf) -> int:

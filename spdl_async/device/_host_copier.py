@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spdl_async.device._dense import is_dense
-from spdl_async.device._in_flight import backends_in, claim, enter
+from spdl_async.device._in_flight import backends_in, claim, enter, sent
 from spdl_async.device._only import Only
 from spdl_async.device._resolve import backend_of
 from spdl_async.device._tensors import tensors_anywhere
@@ -17,6 +18,9 @@ from spdl_async.device._tree import find
 
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend
+
+
+logger = logging.getLogger("spdl_async")
 
 
 def _is_tensor(path: tuple[Any, ...], value: Any) -> bool:  # noqa: ARG001 -- the form of all
@@ -28,6 +32,8 @@ class HostCopier:
 
     def __init__(self, *, only: Only | None, pin: bool, in_own_thread: bool) -> None:
         self._only = Only(ask=_is_tensor) if only is None else only
+        self._some_stay = only is not None
+        self._warned = False
         self._pin = pin
         self._in_own_thread = in_own_thread
         self._backends: dict[str, DeviceBackend] = {}  # of tensors that come without an event
@@ -52,7 +58,8 @@ class HostCopier:
         if backends:
             self._batches += 1
             self._waited += clock() - began
-        return batch
+        # What stays on the device is still to be told of the streams that will use it.
+        return sent(batch, backends) if self._some_stay else batch
 
     def _backends_of(self, batch: Any) -> list[DeviceBackend]:
         """Return the devices of tensors that come from an op which has put them there itself."""
@@ -98,16 +105,34 @@ class HostCopier:
             self._bytes += tensor.nbytes
             return tensor.cpu()
         backend.keep_for(tensor, stream)
-        source = tensor if is_dense(tensor) else tensor.contiguous()
-        size = source.nbytes
-        memory = (
-            backend.pinned(size) if self._pin and size else torch.empty(size, dtype=torch.uint8)
+        size = tensor.nbytes
+        memory = self._memory(backend, size)[:size].view(tensor.dtype)
+        # One that is not dense is made so by the device, on its way.
+        target = (
+            memory.as_strided(tensor.shape, tensor.stride())
+            if is_dense(tensor)
+            else memory.view(tensor.shape)
         )
-        target = memory[:size].view(source.dtype).as_strided(source.shape, source.stride())
         if size:
-            backend.copy(target, source)
+            backend.copy(target, tensor)
         self._bytes += size
         return target
+
+    def _memory(self, backend: DeviceBackend, size: int) -> torch.Tensor:
+        """Return memory of the host, page-locked where that can be had."""
+        if self._pin and size:
+            try:
+                return backend.pinned(size)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                if not self._warned:
+                    self._warned = True
+                    logger.warning(
+                        "to_host: no page-locked memory for %s bytes (%s); results are copied to pageable "
+                        "memory, which is slower",
+                        f"{size:,}",
+                        error,
+                    )
+        return torch.empty(size, dtype=torch.uint8)
 
     def statistics(self) -> Mapping[str, object]:
         """Return what was copied, and how long that was waited for."""

@@ -98,6 +98,8 @@ def claim(value: Any) -> Any:
         return value
     if any(type(inner) in (InFlight, list, tuple) for inner in value):
         claimed = [claim(inner) for inner in value]
+        if all(one is other for one, other in zip(claimed, value, strict=True)):
+            return value  # of the user's, with nothing of ours in it
         if kind is list or kind is tuple:
             return kind(claimed)
         value[:] = claimed  # a list that knows more, of an aggregator of ours
@@ -125,15 +127,14 @@ class Carrier:
 
     def opened(self, value: Any, /) -> Any:
         """Return the elements of a list or tuple in flight, each in flight itself."""
-        if type(value) is not InFlight or not isinstance(value.value, (list, tuple)):
+        layers: list[InFlight] = []  # more than one where it is on several devices
+        batch = value
+        while type(batch) is InFlight:
+            layers.append(batch)
+            batch = batch.value
+        if not layers or not isinstance(batch, (list, tuple)):
             return value
-        backend = value.backend
-        return [
-            InFlight(inner, backend, value.event, tensors)
-            if (tensors := tensors_in(inner, backend))
-            else inner
-            for inner in value.value
-        ]
+        return [_with_events_of(layers, inner) for inner in batch]
 
     def claiming(self, kind: str, call: Callable[..., Any], /) -> Callable[..., Any]:
         """Return the predicate or router that claims what it is called with."""
@@ -200,6 +201,17 @@ class Carrier:
         return lambda: Carrying(make())
 
 
+def _with_events_of(layers: Sequence[InFlight], inner: Any) -> Any:
+    """Return an element of what was in flight, with the same events; the first one tells of the claim."""
+    result = inner
+    for layer in reversed(layers):
+        tensors = tensors_in(inner, layer.backend)
+        if tensors:
+            told, layer.on_claim = layer.on_claim, None
+            result = InFlight(result, layer.backend, layer.event, tensors, told)
+    return result
+
+
 class Carrying:
     """An aggregator below a copy."""
 
@@ -231,9 +243,13 @@ class Carrying:
 
 def sent(value: Any, backends: Sequence[DeviceBackend]) -> Any:
     """Return what stands for a result that was queued on this thread's current streams."""
+    inner = value
+    while type(inner) is InFlight:
+        inner = inner.value
     for backend in backends:
-        tensors = tensors_in(value, backend)
+        tensors = tensors_in(inner, backend) if backend.asynchronous else ()
         if tensors:
+            enter(backend)  # what was claimed in one thread may be done in another
             event = backend.record(backend.current_stream())
             value = InFlight(value, backend, event, tensors)
     return value

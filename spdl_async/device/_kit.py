@@ -26,6 +26,7 @@ class DeviceKit:
     depth: int
     staging_bytes: int | None
     hands: ClassVar[Carrier] = Carrier()
+    some_stay: ClassVar[bool] = True
 
     def here(self) -> DeviceBackend:
         """Return the device that is meant in the calling thread."""
@@ -50,6 +51,11 @@ class HostKit:
     pin: bool
     target: str = "host"
     hands: ClassVar[Carrier] = Carrier()
+
+    @property
+    def some_stay(self) -> bool:
+        """Whether fields may be left on the device."""
+        return self.only is not None
 
     def here(self) -> None:
         """There is nothing to choose: results come from where they are."""

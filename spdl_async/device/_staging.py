@@ -39,6 +39,8 @@ class StagingPool:
 
     Attributes:
         held: bytes in buffers now.
+        most_held: the most that it was.
+        lost: whether a buffer was given up.
         waits: how often a copy had to wait for one.
         waited: seconds in that.
         oversized: batches that were larger than ``max_bytes`` and got memory for themselves.
@@ -50,12 +52,18 @@ class StagingPool:
         self._most = most
         self._max_bytes = max_bytes
         self._free: list[Buffer] = []
+        self._lost: list[Buffer] = []
         self._used: list[Buffer] = []  # in the order in which they were lent
         self.held = 0
+        self.most_held = 0
         self.waits = 0
         self.waited = 0.0
         self.oversized = 0
         self.allocated = 0
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._lost)
 
     def lend(self, size: int) -> Buffer:
         """Return a buffer of at least ``size`` bytes; wait for one where all are in use.
@@ -86,16 +94,20 @@ class StagingPool:
 
     def forget(self, buffer: Buffer) -> None:
         """Give up a buffer of which nobody knows any more until when it is read."""
-        if buffer in self._used:
-            self._used.remove(buffer)
-            self.held -= buffer.size
+        self._used.remove(buffer)
+        self.held -= buffer.size
+        self._lost.append(buffer)  # the device may still read from it
 
     def close(self) -> None:
-        """Wait for the copies from all buffers, and let go of these."""
+        """Wait for the copies from all buffers, and let go of these.
+
+        The caller has waited for what is queued on the stream, where it has given up a buffer.
+        """
         for buffer in self._used:
             if buffer.event is not None:
                 self._backend.synchronize(buffer.event)
         self._used.clear()
+        self._lost.clear()
         self._free.clear()
         self.held = 0
 
@@ -105,6 +117,7 @@ class StagingPool:
         self._used.append(buffer)
         if kept:
             self.held += size
+            self.most_held = max(self.most_held, self.held)
         else:
             buffer.size = 0  # not to be lent again
         return buffer

@@ -43,10 +43,18 @@ def tensors_anywhere(value: Any) -> list[torch.Tensor]:
         elif dataclasses.is_dataclass(inner):
             stack += [(one, look_into) for one in _fields(inner)]
         elif look_into:
-            stack += [(one, False) for one in getattr(inner, "__dict__", {}).values()]
+            stack += [(one, False) for one in _attributes(inner)]
     return list(found.values())
 
 
 def _fields(value: Any) -> Iterator[Any]:
     for field in dataclasses.fields(value):
         yield getattr(value, field.name, None)
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(value, name, None)

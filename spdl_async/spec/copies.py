@@ -55,6 +55,7 @@ class Kit(Protocol):
     Attributes:
         target: for people: ``"cuda:1"``.
         hands: how its batches change hands.
+        some_stay: whether something of its batches may be on a device.
     """
 
     @property
@@ -62,6 +63,9 @@ class Kit(Protocol):
 
     @property
     def hands(self) -> Hands: ...
+
+    @property
+    def some_stay(self) -> bool: ...
 
     def here(self) -> Any:
         """Return the device that is meant in the calling thread, which starts a run."""

@@ -82,11 +82,10 @@ def end_in_sink(
     Raises:
         BuildError: ``add_sink`` says another one.
     """
-    size = (sink or SinkSpec()).buffer_size
     last = steps[-1] if steps else None
     if not isinstance(last, CopyPlan) or last.to != "device":
-        return steps, size
-    if size not in (last.depth, SinkSpec().buffer_size):
+        return steps, (sink or SinkSpec()).buffer_size
+    if sink is not None and (size := sink.buffer_size) != last.depth:
         raise BuildError(
             f"add_sink({size}): behind to_device the sink holds batches on the device, of which there may "
             f"be depth={last.depth}; write to_device(…, depth={size}) and leave add_sink out"

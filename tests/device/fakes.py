@@ -9,6 +9,7 @@ plugins that the suite's own configuration asks for, run them as
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -157,3 +158,11 @@ def is_ours(thread: str) -> bool:
 def values(fake: FakeDevice, tensors: Iterable[torch.Tensor]) -> list[Any]:
     """Read tensors of the device."""
     return [fake.read(tensor).tolist() for tensor in tensors]
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something holds that another thread brings about."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.001)

@@ -143,7 +143,9 @@ def _of_route(route: RoutePlan, hands: Hands | None) -> tuple[StepPlan, Hands | 
             f"{route.spec.text}: what is on a device cannot be kept; put the cache above to_device"
         )
     made = replace(route, branches=tuple(steps for steps, _ in branches))
-    return made, known[0] if known else None
+    if not known:
+        return made, None
+    return replace(made, opened=known[0].opened), known[0]
 
 
 def _below(step: StepPlan, hands: Hands) -> StepPlan:

@@ -214,6 +214,7 @@ class RoutePlan:
         labels: what the router answers for each branch, for people.
         ordered: input order across the branches.
         batched: items are lists, whose elements are routed.
+        opened: takes a list apart that is on a device, below a copy.
     """
 
     name: str
@@ -222,6 +223,7 @@ class RoutePlan:
     labels: tuple[str, ...]
     ordered: bool
     batched: bool
+    opened: Callable[[Any], Any] | None = None
 
     @property
     def in_place(self) -> bool:

@@ -164,7 +164,7 @@ class InlineRoute:
             part = item.child([values[k] for k in found], item.path)
             for made in self.through(number, part):
                 parts[number] = made.value
-        whole = in_places(places, parts, self.plan.labels)
+        whole = in_places(places, parts, self.plan.labels, self.plan.opened)
         if isinstance(whole, ValueError):
             failure = OpFailure(whole, f"ValueError: {whole}\n")
             self.judge.count_calls(1)

@@ -70,8 +70,8 @@ class RouteStep(Step):
         self.ready: list[Item] = []
         self.owed: deque[tuple[End, int]] = deque()
         self.verdicts: dict[int, BaseException | None] = {}
-        self.input_ended = False
-        self.closed = False
+        self.input_ended = self.closed = False
+        self.opened: Any = None  # takes a list apart that is on a device
         self.fatal: BaseException | None = None
         self.asking = False  # a user's function about a failure
         self.room = Signal(host.loop)
@@ -342,7 +342,7 @@ class RouteStep(Step):
     def assemble(self, way: Way) -> None:
         """Put the elements of a list into their places again."""
         item = way.origin
-        whole = in_places(way.places, way.parts, self.labels)
+        whole = in_places(way.places, way.parts, self.labels, self.opened)
         if isinstance(whole, ValueError):
             self.settle(item, whole)
         elif whole is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from spdl_async._runtime.ticket import Item
@@ -108,7 +109,10 @@ def way_of(item: Item) -> Way:
 
 
 def in_places(
-    places: dict[int, list[int]], parts: dict[int, Any], labels: tuple[str, ...]
+    places: dict[int, list[int]],
+    parts: dict[int, Any],
+    labels: tuple[str, ...],
+    opened: Callable[[Any], Any] | None = None,
 ) -> list[Any] | ValueError | None:
     """Return the elements that branches have returned, in their original places.
 
@@ -118,7 +122,7 @@ def in_places(
     for branch, own in places.items():
         if branch not in parts:  # dropped or skipped in the branch
             continue
-        part = parts[branch]
+        part = parts[branch] if opened is None else opened(parts[branch])
         if not isinstance(part, (list, tuple)) or len(part) != len(own):
             got = f"a list of {len(part)}" if isinstance(part, list) else type(part).__name__
             return ValueError(

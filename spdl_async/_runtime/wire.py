@@ -273,7 +273,7 @@ def _(plan: AggregatePlan, engine: Engine, above: Channel, below: Outlet) -> Ste
 @make_step.register(RoutePlan)
 def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     make = InPlaceRouteStep if plan.in_place else RouteStep
-    return make(
+    step = make(
         engine,
         above,
         below,
@@ -293,6 +293,8 @@ def _(plan: RoutePlan, engine: Engine, above: Channel, below: Outlet) -> Step:
         judge=engine.judges.of(plan.router),
         meter=Meter(plan.name, "route", 1),
     )
+    step.opened = plan.opened
+    return step
 
 
 @make_step.register(CachePlan)

@@ -9,6 +9,7 @@ kernels queued there may still read it (``torch.Tensor.record_stream``). The hos
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -102,7 +103,8 @@ def claim(value: Any) -> Any:
             return value  # of the user's, with nothing of ours in it
         if kind is list or kind is tuple:
             return kind(claimed)
-        value[:] = claimed  # a list that knows more, of an aggregator of ours
+        value = copy.copy(value)  # a list that knows more, of an aggregator of ours
+        value[:] = claimed
     return value
 
 
@@ -160,7 +162,7 @@ class Carrier:
             backends = backends_in(value)
             result = call(claim(value))
             if inspect.isawaitable(result):
-                return _awaited(result, backends)
+                return _awaited(result, value, backends)
             return sent(result, backends)
 
         return now
@@ -178,7 +180,7 @@ class Carrier:
 
             async def async_generator(value: Any) -> AsyncIterator[Any]:
                 backends = backends_in(value)
-                async for result in _each_async(call(claim(value)), backends):
+                async for result in _each_async(call(claim(value)), None, backends):
                     yield result
 
             return async_generator
@@ -186,13 +188,13 @@ class Carrier:
 
             async def later(value: Any) -> Any:
                 backends = backends_in(value)
-                return _many(await call(claim(value)), backends)
+                return _many(await call(claim(value)), value, backends)
 
             return later
 
         def now(value: Any) -> Any:
             backends = backends_in(value)
-            return _many(call(claim(value)), backends)
+            return _many(call(claim(value)), value, backends)
 
         return now
 
@@ -205,6 +207,7 @@ def _with_events_of(layers: Sequence[InFlight], inner: Any) -> Any:
     """Return an element of what was in flight, with the same events; the first one tells of the claim."""
     result = inner
     for layer in reversed(layers):
+        enter(layer.backend)
         tensors = tensors_in(inner, layer.backend)
         if tensors:
             told, layer.on_claim = layer.on_claim, None
@@ -255,30 +258,43 @@ def sent(value: Any, backends: Sequence[DeviceBackend]) -> Any:
     return value
 
 
-async def _awaited(result: Any, backends: Sequence[DeviceBackend]) -> Any:
+# What an op returns may be done in another thread, on the loop: so that one claims the batch too.
+
+
+async def _awaited(result: Any, value: Any, backends: Sequence[DeviceBackend]) -> Any:
+    claim(value)
     return sent(await result, backends)
 
 
-def _many(results: Any, backends: Sequence[DeviceBackend]) -> Any:
+def _many(results: Any, value: Any, backends: Sequence[DeviceBackend]) -> Any:
     if isinstance(results, (list, tuple)):
         return [sent(result, backends) for result in results]
     if inspect.isawaitable(results):
-        return _many_later(results, backends)
+        return _many_later(results, value, backends)
     if hasattr(results, "__aiter__"):
-        return _each_async(results, backends)
+        return _each_async(results, value, backends)
     if hasattr(results, "__iter__"):
         return _each(results, backends)
     return results  # the engine says what is wrong with it
 
 
-async def _many_later(results: Any, backends: Sequence[DeviceBackend]) -> Any:
-    return _many(await results, backends)
+async def _many_later(results: Any, value: Any, backends: Sequence[DeviceBackend]) -> Any:
+    claim(value)
+    return _many(await results, value, backends)
 
 
 def _each(results: Iterable[Any], backends: Sequence[DeviceBackend]) -> Iterator[Any]:
     try:
-        for result in results:
+        left = iter(results)
+        while True:
+            for backend in backends:  # the next value may be made in another thread
+                enter(backend)
+            try:
+                result = next(left)
+            except StopIteration:
+                return
             yield sent(result, backends)
+            del result
     finally:
         close = getattr(results, "close", None)
         if close is not None:
@@ -286,8 +302,9 @@ def _each(results: Iterable[Any], backends: Sequence[DeviceBackend]) -> Iterator
 
 
 async def _each_async(
-    results: AsyncIterator[Any], backends: Sequence[DeviceBackend]
+    results: AsyncIterator[Any], value: Any, backends: Sequence[DeviceBackend]
 ) -> AsyncIterator[Any]:
+    claim(value)
     try:
         async for result in results:
             yield sent(result, backends)

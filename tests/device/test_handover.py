@@ -63,7 +63,9 @@ def test_the_host_waits_only_in_the_copying_thread(consumer: Consumer) -> None:
     """No host synchronisation where the consumer, or a loop, runs."""
     fake = FakeDevice()
     consumer(copying(fake, COUNT).build(), lambda batch: None)
-    waiting = threads_of(fake, "synchronize", "copy", "pinned", "empty", "empty_bytes", "new_stream")
+    waiting = threads_of(
+        fake, "synchronize", "copy", "pinned", "empty", "empty_bytes", "new_stream"
+    )
     assert len(waiting) == 1
     assert all("to_device" in thread for thread in waiting)
     assert not [call for call in calls(fake, "copy") if call.detail == "pageable copy"]

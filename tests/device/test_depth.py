@@ -48,10 +48,7 @@ def test_an_async_consumer_that_pauses_finds_the_same(depth: int, loop: Any) -> 
     async def main() -> None:
         async with copying(fake, 40, depth=depth).build().run(loop=loop) as run:
             await anext(run)
-            while len(calls(fake, "copy")) < depth + 2:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            assert len(calls(fake, "copy")) == depth + 2
+            assert await asyncio.to_thread(settled, fake, depth + 2) == depth + 2
 
     asyncio.run(main())
 

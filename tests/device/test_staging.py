@@ -1,11 +1,11 @@
-"""Page-locked memory: few buffers, bounded, used again when their copies are done and not before (G1, G2, G11)."""
+"""Page-locked memory: few buffers, used again when their copies are done, not before (G1, G2, G11)."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -132,8 +132,13 @@ def test_what_is_page_locked_already_is_not_staged() -> None:
 
 
 def copying_raw(fake: FakeDevice, count: int, make: Callable[[int], Any]) -> PipelineBuilder[Any]:
-    """Make batches in the source: ops in threads of ours may not ask the device for memory."""
-    return PipelineBuilder().add_source(map(make, range(count))).to_device(fake)
+    """Return a pipeline whose source takes page-locked memory, and so sets its thread's device first."""
+
+    def batches() -> Iterator[Any]:
+        fake.enter_thread()
+        yield from map(make, range(count))
+
+    return PipelineBuilder().add_source(batches).to_device(fake)
 
 
 def test_memory_of_others_that_is_registered_is_not_staged() -> None:

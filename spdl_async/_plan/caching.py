@@ -25,6 +25,7 @@ from spdl_async._plan.steps import (
 )
 from spdl_async.errors import BuildError
 from spdl_async.spec.cache import CacheSpec
+from spdl_async.spec.copies import CopySpec
 from spdl_async.spec.policy import FailurePolicy
 from spdl_async.spec.sizes import bytes_text
 from spdl_async.spec.stages import PipeSpec, RouteSpec, Scope, StageSpec
@@ -160,6 +161,11 @@ def check_above(cache: CacheSpec, stages: Iterable[StageSpec]) -> None:
         if isinstance(stage, RouteSpec):
             for branch in stage.branches:
                 check_above(cache, branch)
+        elif isinstance(stage, CopySpec) and stage.to == "device":
+            raise BuildError(
+                f"{cache.text}: {stage.text} stands above it, and what is on a device cannot be kept; put "
+                f".cache() above to_device"
+            )
         elif not isinstance(stage, PipeSpec):
             text = getattr(stage, "text", None) or type(stage).__name__.removesuffix("Spec").lower()
             raise BuildError(

@@ -12,6 +12,7 @@ from spdl_async._runtime.host import Host
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.thread_step import ThreadStep
+from spdl_async._runtime.ticket import Item
 from spdl_async.spec.copies import Copying
 from spdl_async.statistics import StageStatistics
 
@@ -49,7 +50,14 @@ class CopyStep(ThreadStep):
         )
         self.copying = copying
         self.line = Line(pool, None)
+        self.pool = pool
 
     def statistics(self) -> list[StageStatistics]:
         self.meters[0].notes = MappingProxyType(dict(self.copying.statistics()))
         return super().statistics()
+
+    def running(self) -> list[tuple[str, int, Item | None]]:
+        # At its end the thread waits for the copies that are under way.
+        leaving = self.pool.leaving
+        last = [] if leaving is None else [(self.meters[0].name, leaving, None)]
+        return [*super().running(), *last]

@@ -40,6 +40,7 @@ class ThreadPool(Executor):
         self._started = 0
         self._closed = False
         self.waiting = 0
+        self.leaving: int | None = None  # the thread that is in at_exit now
 
     @property
     def busy(self) -> bool:
@@ -114,7 +115,11 @@ class ThreadPool(Executor):
             job = self._jobs.get()
             if job is None:
                 if self._at_exit is not None:
-                    self._at_exit()
+                    self.leaving = threading.get_ident()
+                    try:
+                        self._at_exit()
+                    finally:
+                        self.leaving = None
                 return
             with self._lock:
                 self._idle -= 1

@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("spdl_async")
 
 
-def _is_tensor(path: tuple[Any, ...], value: Any) -> bool:  # noqa: ARG001 -- the form of all
-    return isinstance(value, torch.Tensor)
-
-
 class HostCopier:
     """Copies what a model made back to the host, in one thread; what it hands on is complete."""
 
     def __init__(self, *, only: Only | None, pin: bool, in_own_thread: bool) -> None:
-        self._only = Only(ask=_is_tensor) if only is None else only
+        self._only = only
         self._some_stay = only is not None
         self._warned = False
         self._pin = pin
@@ -89,7 +85,11 @@ class HostCopier:
             return batch, backend.record(stream)
 
     def _replaced(self, batch: Any, backend: DeviceBackend, stream: Any) -> Any:
-        found = find(batch, self._only, strict=False)
+        # What holds nothing of the device stays the same object, tensors of the host in it or not.
+        only = self._only or Only(
+            ask=lambda _, value: isinstance(value, torch.Tensor) and backend.is_here(value)
+        )
+        found = find(batch, only, strict=False)
         values: list[Any] = []
         for leaf in found.leaves:
             if leaf.kind == "object" or not backend.is_here(leaf.tensor):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from fakes import Watch, batch_of, calls, copying, is_ours, notes
+from fakes import Watch, batch_of, calls, copying, is_ours, notes, until
 
 from spdl_async import (
     BuildError,
@@ -34,7 +34,9 @@ def large_at(*numbers: int) -> Any:
 def test_a_device_without_memory_names_stage_batch_and_bytes() -> None:
     fake = FakeDevice(memory=1 << 19)
     pipeline = copying(fake, 10, large_at(4)).build()
-    with pytest.raises(DeviceError, match=r"fake:0 has no memory for a batch of 1,048,604 bytes") as caught:
+    with pytest.raises(
+        DeviceError, match=r"fake:0 has no memory for a batch of 1,048,604 bytes"
+    ) as caught:
         for _ in pipeline:
             pass
     assert "3 tensors" in str(caught.value)
@@ -77,7 +79,7 @@ def test_the_build_has_a_policy_too() -> None:
 
 def test_memory_is_free_again_after_a_failure() -> None:
     fake = FakeDevice(memory=3 << 20)
-    fake.fail("empty", fake.out_of_memory[0]("none just now"), after=2)
+    fake.fail("empty", fake.out_of_memory[0], after=2)
     builder = copying(fake, 6, large_at(*range(6)), on_error="skip")
     for batch in builder.build():
         del batch
@@ -125,12 +127,13 @@ def test_any_call_may_fail(method: str, after: int, policy: Any) -> None:
             delivered.append(int(batch["key"]))
             watch(batch)
             del batch
-        failed = run.statistics().failed
+        failed = sum(stage.failed for stage in run.statistics().stages)
     assert watch.numbers() == delivered
-    assert len(delivered) + failed + faults >= 12 or policy == "raise" or faults
-    assert faults + failed <= 1
+    assert faults <= 1
+    assert failed <= 1
+    assert faults or len(delivered) + failed == 12
     assert not calls(fake, "misuse")
-    assert not [thread for thread in threading.enumerate() if is_ours(thread.name)]
+    until(lambda: not [thread for thread in threading.enumerate() if is_ours(thread.name)])
 
 
 def failing_thread(error: BaseException) -> list[str]:
@@ -158,7 +161,7 @@ def test_page_locked_memory_outlives_a_batch_that_failed() -> None:
     builder = PipelineBuilder().add_source(batches).to_device(fake, on_error="skip")
     with pytest.raises(TooManyFailures):
         list(builder.build())
-    assert seen == [[7] * 64]  # waited for at the end of the run
+    until(lambda: seen == [[7] * 64])  # which the end of the copying thread waits for
 
 
 def test_a_device_that_fails_at_the_end_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,11 +173,13 @@ def test_a_device_that_fails_at_the_end_is_a_warning(caplog: pytest.LogCaptureFi
         fake.fail("synchronize", ZeroDivisionError("device fault"))
     assert watch.numbers() == [0, 1]
     (record,) = caplog.records
-    assert "fake:0 failed at the end of a run (ZeroDivisionError: device fault)" in record.getMessage()
+    assert (
+        "fake:0 failed at the end of a run (ZeroDivisionError: device fault)" in record.getMessage()
+    )
 
 
 def test_a_cache_below() -> None:
-    with pytest.raises(BuildError, match="what is on a device cannot be kept; put the cache above"):
+    with pytest.raises(BuildError, match="what is on a device cannot be kept"):
         copying(FakeDevice(), 3).cache(memory="1MB").build()
 
 
@@ -189,13 +194,17 @@ def test_a_mix_below() -> None:
 
 def test_processes_below() -> None:
     with ProcessPoolExecutor(1) as executor:
-        with pytest.raises(BuildError, match="'len': what is on a device cannot be sent to the workers"):
+        with pytest.raises(
+            BuildError, match="'len': what is on a device cannot be sent to the workers"
+        ):
             copying(FakeDevice(), 3).pipe(len, executor=executor).build()
         builder = copying(FakeDevice(), 3).to_host().pipe(len, executor=executor)
         builder.build()
 
 
-@pytest.mark.parametrize("option", [{"pin": "much"}, {"pin": -1}, {"only": "image"}, {"only": ()}, {"only": 3}])
+@pytest.mark.parametrize(
+    "option", [{"pin": "much"}, {"pin": -1}, {"only": "image"}, {"only": ()}, {"only": 3}]
+)
 def test_options_that_mean_nothing(option: dict[str, Any]) -> None:
     with pytest.raises(BuildError):
         copying(FakeDevice(), 3, **option).build()

@@ -158,6 +158,10 @@ class RouteOptions(StageOptions, total=False):
 BRANCH: Final = SourceSpec(source=())
 
 
+class _Unknown:
+    """Nothing is one; only ``Any`` fits."""
+
+
 class PipelineBuilder(Generic[T_co]):
     """Describe a pipeline: an immutable value to which each verb adds a stage.
 
@@ -843,6 +847,19 @@ class PipelineBuilder(Generic[T_co]):
         )
         return self._typed(spec)
 
+    # The first ones are for what a type checker knows nothing of: else it would take that for an array.
+    @overload
+    def to_device(
+        self: PipelineBuilder[_Unknown], device: Any = ..., **options: Unpack[CopyOptions]
+    ) -> PipelineBuilder[Any]: ...
+    @overload
+    def to_device(
+        self: PipelineBuilder[list[_Unknown]], device: Any = ..., **options: Unpack[CopyOptions]
+    ) -> PipelineBuilder[list[Any]]: ...
+    @overload
+    def to_device(
+        self: PipelineBuilder[dict[K, _Unknown]], device: Any = ..., **options: Unpack[CopyOptions]
+    ) -> PipelineBuilder[dict[K, Any]]: ...
     @overload
     def to_device(
         self: PipelineBuilder[NDArray[Any]], device: Any = ..., **options: Unpack[CopyOptions]

@@ -63,7 +63,7 @@ class Watch:
 
     def numbers(self) -> list[float]:
         """Let the device do all its work; return the number in each batch, -1 where it is torn."""
-        self.fake.synchronize()
+        self.fake.advance()
         return [values[0] if len(set(values)) == 1 else -1.0 for values in self.seen]
 
 

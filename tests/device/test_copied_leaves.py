@@ -138,7 +138,7 @@ def test_on_the_cpu_arrays_share_their_memory() -> None:
         lambda: {"x": np.array(["a"])},
         lambda: np.zeros(2, [("a", int)]),
         lambda: np.array(["2020-01-01"], "datetime64[D]"),
-        lambda: np.ma.masked_array(np.zeros(2), mask=[0, 1]),
+        lambda: np.ma.masked_array(np.zeros(2), mask=[False, True]),
         lambda: {"x": torch.zeros(2, device="meta")},
         lambda: {"model": torch.nn.Linear(1, 1)},
     ],
@@ -164,7 +164,7 @@ def test_what_cannot_go_is_an_error_that_names_its_place(make: Any, device: str)
 @pytest.mark.filterwarnings("ignore")
 def test_sparse_and_quantised_tensors(make: Any) -> None:
     """The fake has none, and says where the tensor is; the CPU has them already."""
-    batch = {"odd": make(), "x": torch.ones(2)}
+    batch: dict[str, Any] = {"odd": make(), "x": torch.ones(2)}
     with pytest.raises(DeviceError, match=r"batch\['odd'\], of layout"):
         list(PipelineBuilder().add_source([batch]).to_device(FakeDevice()).build())
     (result,) = PipelineBuilder().add_source([batch]).to_device("cpu").build()
@@ -197,7 +197,7 @@ class Batch:
 def test_containers_keep_their_types() -> None:
     fake = FakeDevice()
     word = "".join(["a", "b"])
-    made = {
+    made: dict[str, Any] = {
         "pair": Pair(np.ones(2), torch.ones(2)),
         "frozen": Frozen(np.ones(2), word),
         "ordered": OrderedDict(b=np.ones(2), a=[1, (np.ones(2),)]),
@@ -238,6 +238,7 @@ def test_objects_move_themselves_and_are_waited_for(consume: Any) -> None:
 def test_a_tensor_that_appears_twice_is_copied_once() -> None:
     fake = FakeDevice()
     one = torch.ones(100)
+    batch: Any
     (batch,) = PipelineBuilder().add_source([{"a": one, "b": [one]}]).to_device(fake).build()
     assert batch["a"] is batch["b"][0]
     assert [call.size for call in calls(fake, "copy")] == [400]
@@ -261,7 +262,7 @@ def test_only_some_fields(only: Any, device: str) -> None:
 
 def test_only_a_name_that_is_not_there() -> None:
     pipeline = copying(FakeDevice(), 3, only=("picture",)).build()
-    with pytest.raises(DeviceError, match="'picture'.*its fields are 'image'"):
+    with pytest.raises(DeviceError, match=r"'picture'.*its fields are 'image'"):
         list(pipeline)
 
 

@@ -74,6 +74,14 @@ def test_containers_of_arrays() -> None:
     assert all(isinstance(one, torch.Tensor) for one in (*pair, *some, *mapping.values()))
 
 
+def test_what_is_not_known_stays_so() -> None:
+    """Any could be an array, and anything else: no type is made up for it."""
+    unknown: PipelineBuilder[Any] = numbers().pipe(mixed)
+    assert_type(unknown.to_device("cpu"), PipelineBuilder[Any])
+    some: PipelineBuilder[list[Any]] = numbers().pipe(several)
+    assert_type(some.to_device("cpu"), PipelineBuilder[list[Any]])
+
+
 def test_other_types_stay() -> None:
     assert_type(numbers().pipe(mixed).to_device("cpu"), PipelineBuilder[dict[str, Any]])
     assert_type(numbers().pipe(tensor).to_device("cpu"), PipelineBuilder[torch.Tensor])

@@ -213,4 +213,5 @@ def test_what_an_op_above_has_put_on_the_device_is_waited_for() -> None:
         for batch in run:
             watch(batch)
             del batch
+    fake.advance(other)  # no more of other streams than this one waits for
     assert watch.numbers() == list(range(20))

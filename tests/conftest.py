@@ -1,6 +1,6 @@
 """What every test is run with: two kinds of loop, a check for leaks, and no silent trouble.
 
-Nothing here needs torch, uvloop or hypothesis: a part of the suite runs without them.
+Nothing here needs torch, uvloop, hypothesis or a plugin of pytest's: a part of the suite runs without them.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     setattr(asyncio.constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 -- a constant to mypy
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], AbstractEventLoop]]:

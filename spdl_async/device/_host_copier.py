@@ -104,7 +104,6 @@ class HostCopier:
         if stream is None:
             self._bytes += tensor.nbytes
             return tensor.cpu()
-        backend.keep_for(tensor, stream)
         size = tensor.nbytes
         memory = self._memory(backend, size)[:size].view(tensor.dtype)
         # One that is not dense is made so by the device, on its way.

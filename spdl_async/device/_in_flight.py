@@ -250,9 +250,9 @@ def sent(value: Any, backends: Sequence[DeviceBackend]) -> Any:
     while type(inner) is InFlight:
         inner = inner.value
     for backend in backends:
+        enter(backend)  # what was claimed in one thread may be done in another
         tensors = tensors_in(inner, backend) if backend.asynchronous else ()
         if tensors:
-            enter(backend)  # what was claimed in one thread may be done in another
             event = backend.record(backend.current_stream())
             value = InFlight(value, backend, event, tensors)
     return value

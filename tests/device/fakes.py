@@ -1,9 +1,9 @@
 """What the tests of copies share: batches, pipelines that copy them, and consumers of each kind.
 
 Nothing here, and in the tests beside it, needs more than torch, numpy, aiofiles and pytest. Without the
-plugins that the suite's own configuration asks for, run them as
+plugins that the suite's own configuration asks for, run them, from the root of the repository, as
 
-    python -m pytest --noconftest -c /dev/null --rootdir . -p no:cacheprovider tests/device
+    python -m pytest -c /dev/null --rootdir . -p no:cacheprovider tests/device
 """
 
 from __future__ import annotations

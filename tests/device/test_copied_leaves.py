@@ -123,6 +123,7 @@ def test_on_the_cpu_arrays_share_their_memory() -> None:
     array, tensor = np.zeros((4, 1 << 20), np.uint8), torch.zeros(3)
     pipeline = PipelineBuilder().add_source([{"a": array, "t": tensor}]).to_device("cpu").build()
     with pipeline.run_sync() as run:
+        batch: Any
         (batch,) = run
         told = notes(run.statistics())
     array[2, 3] = 9

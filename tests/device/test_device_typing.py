@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spdl_async import PipelineBuilder
+from spdl_async import Pipeline, PipelineBuilder
 
 pytestmark = pytest.mark.torch
 
@@ -64,10 +64,10 @@ def test_arrays() -> None:
 
 def test_containers_of_arrays() -> None:
     assert_type(
-        numbers().pipe(two).to_device("cpu"), PipelineBuilder[tuple[torch.Tensor, torch.Tensor]]
+        numbers().pipe(two).to_device("cpu").build(), Pipeline[tuple[torch.Tensor, torch.Tensor]]
     )
-    assert_type(numbers().pipe(several).to_device("cpu"), PipelineBuilder[list[torch.Tensor]])
-    assert_type(numbers().pipe(named).to_device("cpu"), PipelineBuilder[dict[str, torch.Tensor]])
+    assert_type(numbers().pipe(several).to_device("cpu").build(), Pipeline[list[torch.Tensor]])
+    assert_type(numbers().pipe(named).to_device("cpu").build(), Pipeline[dict[str, torch.Tensor]])
     (pair,) = numbers().pipe(two).to_device("cpu").build()
     (some,) = numbers().pipe(several).to_device("cpu").build()
     (mapping,) = numbers().pipe(named).to_device("cpu").build()
@@ -77,19 +77,19 @@ def test_containers_of_arrays() -> None:
 def test_what_is_not_known_stays_so() -> None:
     """Any could be an array, and anything else: no type is made up for it."""
     unknown: PipelineBuilder[Any] = numbers().pipe(mixed)
-    assert_type(unknown.to_device("cpu"), PipelineBuilder[Any])
+    assert_type(unknown.to_device("cpu").build(), Pipeline[Any])
     some: PipelineBuilder[list[Any]] = numbers().pipe(several)
-    assert_type(some.to_device("cpu"), PipelineBuilder[list[Any]])
+    assert_type(some.to_device("cpu").build(), Pipeline[list[Any]])
 
 
 def test_other_types_stay() -> None:
-    assert_type(numbers().pipe(mixed).to_device("cpu"), PipelineBuilder[dict[str, Any]])
-    assert_type(numbers().pipe(tensor).to_device("cpu"), PipelineBuilder[torch.Tensor])
-    assert_type(numbers().pipe(own).to_device("cpu"), PipelineBuilder[Batch])
+    assert_type(numbers().pipe(mixed).to_device("cpu").build(), Pipeline[dict[str, Any]])
+    assert_type(numbers().pipe(tensor).to_device("cpu").build(), Pipeline[torch.Tensor])
+    assert_type(numbers().pipe(own).to_device("cpu").build(), Pipeline[Batch])
 
 
 def test_options_and_what_comes_below() -> None:
     builder = numbers().pipe(named).to_device("cpu", depth=3, only=("x",), pin=False).to_host()
     assert_type(builder, PipelineBuilder[dict[str, torch.Tensor]])
     below = builder.pipe(lambda batch: batch["x"].sum()).aggregate(2)
-    assert_type(below, PipelineBuilder[list[torch.Tensor]])
+    assert_type(below.build(), Pipeline[list[torch.Tensor]])

@@ -7,6 +7,7 @@ without an event is read too early, each time.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 from fakes import batch_of, calls, copying, is_ours
 
 from spdl_async import BatchBy, Merge, PipelineBuilder, Retry, Zip, map_items, per_thread
+from spdl_async.device._in_flight import Carrier, InFlight, sent
 from spdl_async.testing import FakeDevice
 
 pytestmark = pytest.mark.torch
@@ -365,3 +367,40 @@ def test_values_without_tensors_stay_the_same_objects() -> None:
     made = [[1, [2, 3]], (4, (5,)), "six"]
     builder = copying(fake, 3).pipe(lambda batch: made[int(batch["key"])])
     assert all(result is made[at] for at, result in enumerate(builder.build()))
+
+
+@pytest.mark.parametrize("kind", ["generator", "sync"])
+def test_an_iterator_may_go_on_in_another_thread(kind: str) -> None:
+    """Whichever thread of the pool is free makes the next value: it sets its device first."""
+    fake = FakeDevice()
+    tensor = fake.send(fake.pinned(16))
+    event = fake.record(fake.current_stream())
+    flight = InFlight([tensor], fake, event, [tensor])
+
+    def op(batch: list[Any]) -> Iterator[Any]:
+        while True:
+            yield [fake.send(fake.empty_bytes(16))]
+
+    results: list[Any] = []
+    iterator = Carrier().carry_many(kind, op)(flight)
+    for name in ("spdl_async-one", "spdl_async-two"):
+        thread = threading.Thread(target=lambda: results.append(next(iterator)), name=name)
+        thread.start()
+        thread.join()
+        assert calls(fake, "enter_thread")[-1].thread == name
+    assert [type(result) for result in results] == [InFlight, InFlight]
+    iterator.close()
+
+
+def test_a_result_may_be_sent_from_another_thread() -> None:
+    """An aggregator is flushed by whichever thread is free."""
+    fake = FakeDevice()
+    tensor = fake.send(fake.pinned(16))
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(sent([tensor], [fake])), name="spdl_async-flush"
+    )
+    fake.calls.clear()
+    thread.start()
+    thread.join()
+    assert type(results[0]) is InFlight

@@ -196,7 +196,7 @@ def test_events_block_instead_of_spinning(asked: list[tuple[Any, ...]]) -> None:
     assert backend.is_done(event)
     backend.synchronize(event)
     assert asked[1:] == [
-        ("Event", ("blocking", True), ("enable_timing", True)),
+        ("Event", ("enable_timing", True), ("blocking", True)),
         ("Event.record", stream),
         ("Stream.wait_event", event),
         ("Event.query",),

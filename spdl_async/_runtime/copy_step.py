@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from spdl_async._plan.copying import CopyPlan
+from spdl_async._runtime.bridge import Sink
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.hop import Line
@@ -48,7 +49,18 @@ class CopyStep(ThreadStep):
             meters=[Meter(op.name, "copy", 1)],
         )
         self.copying = copying
+        if isinstance(out, Sink):
+            out.on_emptied = self.hand_over
         self.line = Line(pool, None)
+
+    def slots_taken(self) -> int:
+        """Return 1 also while batches wait for the consumer.
+
+        So the next epoch's copies begin when this one's are all taken, and no more than ``depth`` are ever
+        on the device.
+        """
+        waits = isinstance(self.out, Sink) and not self.out.empty
+        return 1 if waits else super().slots_taken()
 
     def statistics(self) -> list[StageStatistics]:
         self.meters[0].notes = MappingProxyType(dict(self.copying.statistics()))

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from spdl_async.device._backend import DeviceBackend as DeviceBackend
+from spdl_async.device._inference import inference as inference
 
-__all__ = ["DeviceBackend"]
+__all__ = ["DeviceBackend", "inference"]

@@ -65,7 +65,7 @@ class CudaDevice:
 
     def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the time between two events, to half a microsecond."""
-        return float(start.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]  # torch's
+        return float(start.elapsed_time(end)) / 1e3
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return page-locked bytes of torch's allocator, which takes the next power of two of them.

@@ -239,9 +239,9 @@ def test_sharing_does_not_multiply_the_work() -> None:
 def test_values_that_a_mapping_makes_when_asked_are_not_confused() -> None:
     class Made(UserDict[str, Any]):
         def __getitem__(self, key: str) -> Any:
-            return [super().__getitem__(key)]
+            return Slotted(super().__getitem__(key))
 
-    # A list that is freed when the walk goes on gives its id to one of the next.
+    # One that is freed while the walk goes on gives its id to one of the next.
     items = {str(i): one(i) if i % 3 == 0 else object() for i in range(12)}
     found = find(Made(items))
     assert [leaf.tensor[0].item() for leaf in found.leaves] == [0, 3, 6, 9]

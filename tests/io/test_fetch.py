@@ -621,8 +621,26 @@ async def test_a_url_that_cannot_be_is_an_item_error() -> None:
         {"per_host": True},
         {"max_redirects": -1},
         {"ssl_context": False},
+        {"max_retry_after": True},
+        {"headers": 3},
+        {"headers": [("a", "b")]},
+        {"headers": {"a": 3}},
+        {"headers": {3: "a"}},
+        {"headers": {"a": "b\r\nc: d"}},
+        {"store": 3},
+        {"store": {"no_such_option": 1}},
+        {"store": {"retries": -1}},
+        {"store": {"config": 3}},
+        {"store": {"max_bytes": 1}},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))}|^config|^retries"):
         Fetch(**options)
+
+
+def test_what_is_said_of_headers_holds_no_secrets() -> None:
+    for value in ("hidden\n", b"hidden"):
+        with pytest.raises(ValueError, match="Authorization") as caught:
+            Fetch(headers={"Authorization": value})  # type: ignore[dict-item]  # one is none
+        assert "hidden" not in str(caught.value)

@@ -27,7 +27,6 @@ from spdl_async._plan.steps import (
     Plan,
     RoutePlan,
     StepPlan,
-    sources_of,
 )
 from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn_of_nothing
@@ -46,7 +45,7 @@ from spdl_async._runtime.inline_shapes import HeldItems, Waiting, batches, shape
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
-from spdl_async._runtime.source_step import left_unread
+from spdl_async._runtime.source_step import tell_unread
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import Failures, RunStatistics
@@ -145,9 +144,7 @@ class InlinePass:
             part.close()
         self.loop.close()
         self.judges.forget()
-        for source in sources_of(self.plan.source):
-            if (tell := left_unread(source)) is not None:
-                tell()
+        tell_unread(self.plan.source)
         if self.finished is None:
             self.finished = clock()
 

@@ -80,6 +80,7 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
+        self.failed = False
         self.parts: list[Items] = []
         self.fed_by: dict[Items, tuple[Items, ...]] = {}
         self.last = self.lay(plan)
@@ -125,12 +126,13 @@ class InlinePass:
                 self.over = True
                 self.error = self.judges.at_end()
                 if self.error is not None:
+                    self.failed = True
                     raise self.error from None
                 if not self.delivered:
                     warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
-            self.over = True
+            self.over = self.failed = True
             self.error = error
             raise
         finally:
@@ -139,7 +141,11 @@ class InlinePass:
         return item.value
 
     def close(self) -> None:
-        """Close the generators of the chain, those of user code included, and the loop."""
+        """Close the generators of the chain, those of user code included, and the loop.
+
+        A failure is let go of, as nobody can be told any more and its frames hold items.
+        """
+        self.error = None
         for part in reversed(self.parts):
             part.close()
         self.loop.close()
@@ -172,7 +178,7 @@ class InlinePass:
             peak_in_flight=1,
             failures=self.log.total,
             threads=0,
-            ended=self.over and self.error is None,
+            ended=self.over and not self.failed,
         )
 
     # Calls

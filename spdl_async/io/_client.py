@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -69,7 +70,7 @@ class Client:
     async def _open(self) -> None:
         """Open the session, at the first URL that needs it: object stores do not."""
         # Its import takes longer than the loop may be held up, and may be under way in another thread.
-        aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
+        aiohttp = await asyncio.to_thread(_import_client)
         if self._session is not None:
             return
         if self._closed:
@@ -297,6 +298,13 @@ class Client:
         if answer is False:
             return Problem(text=f"verify= refused the body ({len(data):,} bytes)", again=True)
         return None
+
+
+def _import_client() -> Any:
+    """Return aiohttp, and import what is made of it."""
+    aiohttp = need("aiohttp", "storage")
+    importlib.import_module("spdl_async.io._quoting")
+    return aiohttp
 
 
 def _has_authorization(headers: Mapping[str, str]) -> bool:

@@ -49,7 +49,7 @@ class Epoch(BasePass):
     def ended_well(self) -> bool:
         """Whether the consumer has seen its end, without a failure."""
         handover = self.handover
-        return bool(handover.end_seen) and handover.error is None and not handover.closed
+        return bool(handover.end_seen) and not handover.failed and not handover.closed
 
 
 class Series(Ending):
@@ -127,7 +127,7 @@ class Series(Ending):
         current = self.current
         if not self.overlap or self.closed or not self.more or self.ahead is not None:
             return
-        if current is None or current.retired or current.handover.error is not None:
+        if current is None or current.retired or current.handover.failed:
             return
         if current.engine.source_exhausted and all(epoch is current for epoch in self.live):
             self.ahead = self.begin(begin_pass(self.order))

@@ -154,6 +154,7 @@ class BasePass(Ending):
             raise RunStateError(self.handover.closed_because)
         self.handover.close()
         self.engine.post_stop()
+        self.engine.rest()
 
     def next(self) -> object:
         """Return the next result in an ordinary thread; ``StopIteration`` after the last."""

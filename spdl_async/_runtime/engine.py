@@ -100,6 +100,7 @@ class Engine:
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
         self.finished: float | None = None
+        self.final: RunStatistics | None = None
         self.stall: StallWatch | None = None
         if stall_warning is not None:
             self.stall = StallWatch(self, stall_warning, own_loop=own_loop)
@@ -209,10 +210,19 @@ class Engine:
             self.handover.close_at_exit()
         elif not self.handover.ended:
             self.handover.close()
-        self.finished = clock()
         self.let_go = not all(step.quiet for step in self.steps)
+        self.finished = clock()
         if self.shared is None and not self.let_go:
             registry.discard(self)
+        self.rest()
+
+    def rest(self) -> None:
+        """Keep the numbers alone when all is over: steps hold items. Passes of a series may share slots."""
+        over = self.finished and self.handover.closed and not self.let_go
+        if over and self.shared is None and self.final is None:
+            self.final = snapshot_of(self)
+            self.handover.forget_engine()
+            self.steps, self.at_end, self.watchers, self.budget = [], [], [], None
 
     def shut_pool(self) -> None:
         """Let the pools' threads end, where no other pass uses them."""
@@ -384,15 +394,13 @@ class Engine:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
-        return snapshot_of(self)
+        return self.final or snapshot_of(self)
 
     def end_time(self) -> float:
         """Return when the pass ended, for its consumer; now, while it has not."""
-        if self.handover.end_seen:
-            return self.handover.end_seen
-        if self.finished is not None and self.handover.closed:
+        if not self.handover.end_seen and self.finished is not None and self.handover.closed:
             return self.finished
-        return clock()
+        return self.handover.end_seen or clock()
 
     def report(self) -> str:
         """Say what still runs: stage, item, and the stack of the thread or task."""

@@ -30,7 +30,6 @@ from spdl_async._plan.steps import (
     Plan,
     RoutePlan,
     StepPlan,
-    sources_of,
 )
 from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn_of_nothing
@@ -49,7 +48,7 @@ from spdl_async._runtime.inline_shapes import HeldItems, Waiting, batches, shape
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
-from spdl_async._runtime.source_step import left_unread
+from spdl_async._runtime.source_step import tell_unread
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import Failures, RunStatistics
@@ -87,6 +86,7 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
+        self.failed = False
         self.parts: list[Items] = []
         self.fed_by: dict[Items, tuple[Items, ...]] = {}
         self.last = self.lay(plan)
@@ -132,12 +132,13 @@ class InlinePass:
                 self.over = True
                 self.error = self.judges.at_end()
                 if self.error is not None:
+                    self.failed = True
                     raise self.error from None
                 if not self.delivered:
                     warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
-            self.over = True
+            self.over = self.failed = True
             self.error = error
             raise
         finally:
@@ -146,14 +147,16 @@ class InlinePass:
         return item.value if self.plan.claim is None else self.plan.claim(item.value)
 
     def close(self) -> None:
-        """Close the generators of the chain, those of user code included, and the loop."""
+        """Close the generators of the chain, those of user code included, and the loop.
+
+        A failure is let go of, as nobody can be told any more and its frames hold items.
+        """
+        self.error = None
         for part in reversed(self.parts):
             part.close()
         self.loop.close()
         self.judges.forget()
-        for source in sources_of(self.plan.source):
-            if (tell := left_unread(source)) is not None:
-                tell()
+        tell_unread(self.plan.source)
         if self.finished is None:
             self.finished = clock()
 
@@ -181,7 +184,7 @@ class InlinePass:
             peak_in_flight=1,
             failures=self.log.total,
             threads=0,
-            ended=self.over and self.error is None,
+            ended=self.over and not self.failed,
         )
 
     # Calls

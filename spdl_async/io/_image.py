@@ -113,7 +113,8 @@ def decode_image(
         exif: apply the orientation of the EXIF block (or TIFF's tag), or ignore it.
         damaged: raise on damaged data, or return what could be decoded of it, the rest grey, black or
             wrong. Whether there was damage `salvage_image` says.
-        max_pixels: refuse pictures that have more, by their header, before anything is allocated.
+        max_pixels: refuse pictures that have more, by their header, before anything is allocated. It
+            bounds ``size`` too where it is above its default, else the default does.
         backend: ``"auto"`` (simplejpeg for JPEG, Pillow for all others), or by name ``"simplejpeg"`` (which
             refuses all but JPEG), ``"pillow"``, ``"cv2"``, ``"torchvision"``, ``"torchcodec"``. The
             last three decode JPEG and PNG of 8-bit grey or RGB, and leave the others to ``"auto"``.
@@ -238,8 +239,9 @@ def decode_frames(
     Args:
         data: the content of a file, as any contiguous bytes-like object; a single picture is one frame.
         max_frames: decode no more than these, from the first one on.
-        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together. The
-            back-end is always Pillow. Pages of different sizes need ``size``.
+        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together, as they
+            are stored and as ``size`` makes them. The back-end is always Pillow. Pages of different sizes
+            need ``size``.
 
     Returns:
         An array of shape (frames, height, width, channels), or (frames, channels, height, width) in
@@ -294,7 +296,7 @@ def as_wanted(
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
         raise ValueError(f"max_pixels must be a whole number of at least 1, not {max_pixels!r}")
     return Wanted(
-        size=None if size is None else _fit.as_height_width(size),
+        size=None if size is None else _fit.as_height_width(size, max(max_pixels, MOST_PIXELS)),
         fit=choices.get("fit", "stretch"),
         mode=choices.get("mode", "RGB"),
         layout=choices.get("layout", "HWC"),

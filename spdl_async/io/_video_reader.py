@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
 from spdl_async.io._media import Media
+from spdl_async.io._picture import MOST_PIXELS
 from spdl_async.io._video_cut import missing_end
 from spdl_async.io._video_scan import FrameTable, scan
 
-_MOST_PIXELS = 178_956_970
-"""Of one frame, as for pictures: a damaged header cannot make a decoder allocate more."""
-
-_OPTIONS = {"max_pixels": str(_MOST_PIXELS), "err_detect": "explode"}
-"""The decoder reports damage that it would otherwise paint over with what it has."""
+_OPTIONS = {"max_pixels": str(MOST_PIXELS), "err_detect": "explode"}
+"""A damaged header cannot make a decoder allocate more for one frame than for a picture. The decoder
+reports damage that it would otherwise paint over with what it has."""
 
 
 class VideoReader:

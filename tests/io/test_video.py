@@ -374,6 +374,7 @@ def test_more_than_one_native_thread_would_be_seen() -> None:
         ({"start": 1.92}, r"start=1.92 s lies behind the end: the video is 1.920 s long"),
         ({"start": 0.01, "end": 0.03}, "no frame is shown first between"),
         ({"size": 0}, "at least 1 pixel"),
+        ({"size": 200_000}, "asks for 40,000,000,000 pixels, and at most 178,956,970"),
         ({"backend": "cv2"}, 'backend must be "auto", "pyav" or "torchcodec"'),
     ],
 )

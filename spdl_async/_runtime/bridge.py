@@ -82,6 +82,8 @@ class Handover:
 
     def put(self, items: list[Item]) -> None:
         """Add results and wake as many waiting consumers."""
+        if self.closed:
+            return
         self.buffer.extend(items)
         for _ in items:
             self._wake_one()
@@ -198,6 +200,8 @@ class Handover:
         except IndexError:
             pass
         else:
+            if self.closed:  # meanwhile: what came before it is gone
+                raise RunStateError(self.closed_because)
             value, item.value = item.value, None
             self.taken.append(item)
             self.delivered += 1
@@ -356,9 +360,10 @@ class Sink:
         handover = self._handover
         handover.room_seen()
         handover.settle(self._ledger)
-        self._account(0)
-        if self.on_demand is not None and not handover.ended:
-            self.on_demand()
+        if not handover.closed:  # else nobody wants more
+            self._account(0)
+            if self.on_demand is not None and not handover.ended:
+                self.on_demand()
         if self.on_emptied is not None and not handover.buffer:
             self.on_emptied()
 

@@ -49,6 +49,7 @@ from spdl_async._runtime.stall import StallWatch
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger
 from spdl_async._runtime.wire import lay_chain
+from spdl_async._runtime.workers import is_at_work, threads_of
 from spdl_async.statistics import Failures, RunStatistics, StageStatistics
 
 logger = logging.getLogger("spdl_async")
@@ -368,18 +369,11 @@ class Engine:
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
-        pullers = [s.puller for s in self.steps if isinstance(s, SourceStep)]
-        pools = [self.pool, *self.own_pools]
-        return any(pool.busy for pool in pools) or any(p.alive and not p.starving for p in pullers)
+        return is_at_work(self)
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
-        pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
-        # Those that are shared outlive the pass: whoever shares them looks after them.
-        pool = self.pool.threads if self.shared is None else ()
-        own = [thread for pool in self.own_pools for thread in pool.threads]
-        threads = [self.loop_thread, *pullers, *pool, *own]
-        return [thread for thread in threads if thread is not None and thread.is_alive()]
+        return threads_of(self)
 
     # Looking
 

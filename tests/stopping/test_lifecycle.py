@@ -548,3 +548,20 @@ async def test_entered_events_are_seen(loop: Loop) -> None:
         with pytest.raises(RunStateError, match="closed"):
             await anext(run)
     assert not our_threads()
+
+
+async def test_nothing_comes_after_a_close_from_elsewhere() -> None:
+    """What is made while a run is being closed is not taken for its next result."""
+    seen: list[int] = []
+    async with (
+        PipelineBuilder().add_source(range(20)).add_sink(3).build().run(loop="caller") as run
+    ):
+        while run.statistics().in_flight < 3:  # the sink is full
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(run.aclose())
+        for _ in range(20):
+            await asyncio.sleep(0)
+            with contextlib.suppress(RunStateError):
+                seen.append(await anext(run))
+        await closing
+    assert seen == []

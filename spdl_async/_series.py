@@ -13,7 +13,6 @@ be made, and never by a finalizer.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import threading
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.shared import Shared, join_all, new_pool
+from spdl_async._runtime.telling import new_context
 from spdl_async._start import BasePass, Ending, begin_pass
 from spdl_async.errors import RunStateError
 
@@ -68,7 +68,7 @@ class Series(Ending):
         self.n = n
         self.overlap = overlap
         self.own_loop = own_loop
-        self.context = contextvars.copy_context()
+        self.context = new_context()
         self.pool = new_pool(order.plan)
         self.lock = threading.Lock()
         self.live: list[Epoch] = []

@@ -7,7 +7,6 @@ results are those of the engine; concurrency, executors and completion order hav
 
 from __future__ import annotations
 
-import contextvars
 import functools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextvars import Context
@@ -49,6 +48,7 @@ from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
 from spdl_async._runtime.source_step import tell_unread
+from spdl_async._runtime.telling import new_context, speaker
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import Failures, RunStatistics
@@ -77,7 +77,8 @@ class InlinePass:
         self.log = FailureLog()
         self.meters: list[Meter] = []
         # Each call runs in a copy of the context of the run's start, as everywhere.
-        self.context = contextvars.copy_context()
+        self.context = new_context()
+        self.contexts: dict[Meter, Context] = {}
         self.judges = Judges(self.log, self.context, seed=plan.seed, epoch=epoch)
         self.loop = InlineLoop(self.context)
         self.started = clock()
@@ -194,6 +195,14 @@ class InlinePass:
         meter = Meter(op.name, kind, 1)
         self.meters.append(meter)
         return op, meter, self.judges.of(op)
+
+    def context_of(self, meter: Meter) -> Context:
+        """Return a fresh context for a call of a stage's op."""
+        context = self.contexts.get(meter)
+        if context is None:
+            context = self.contexts[meter] = self.context.copy()
+            context.run(speaker.set, meter)
+        return context.copy()
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
         """Apply a policy to a failure; raise what ends the run."""
@@ -338,7 +347,7 @@ class InlinePass:
             failure = None
             began = clock()
             try:
-                context = self.context.copy()
+                context = self.context_of(meter)
                 if aggregator is None:
                     aggregator = context.run(plan.op.call)
                     held.told = getattr(aggregator, "tells_members", False)

@@ -331,8 +331,9 @@ def test_eight_threads_get_what_one_gets() -> None:
         assert all(pool.map(work, range(8)))
 
 
-def test_one_native_thread_for_each_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario H11: eight decoders at once are eight threads."""
+def test_one_native_thread_where_there_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario H11; with more cores: test_decoders_tell.py."""
+    monkeypatch.setattr("spdl_async._runtime.native.cores_within", lambda _: 1)
     clips = [
         video(24, height=240, width=320, codec=codec, container=container, b_frames=None)
         for codec, container in (("libx264", "mp4"), ("libvpx-vp9", "webm"))

@@ -18,6 +18,8 @@ from children import PRELUDE, run_script, run_scripts
 from witness import PATIENCE, entered, our_threads, silence, wait_for_silence
 
 from spdl_async import PipelineBuilder, PipelineRun, RunStateError, SyncPipelineRun
+from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.ticket import Item, Ledger
 
 Loop = Literal["caller", "own"]
 both_loops = pytest.mark.parametrize("loop", ["caller", "own"])
@@ -550,18 +552,16 @@ async def test_entered_events_are_seen(loop: Loop) -> None:
     assert not our_threads()
 
 
-async def test_nothing_comes_after_a_close_from_elsewhere() -> None:
-    """What is made while a run is being closed is not taken for its next result."""
-    seen: list[int] = []
-    async with (
-        PipelineBuilder().add_source(range(20)).add_sink(3).build().run(loop="caller") as run
-    ):
-        while run.statistics().in_flight < 3:  # the sink is full
-            await asyncio.sleep(0)
-        closing = asyncio.create_task(run.aclose())
-        for _ in range(20):
-            await asyncio.sleep(0)
-            with contextlib.suppress(RunStateError):
-                seen.append(await anext(run))
-        await closing
-    assert seen == []
+async def test_a_closed_hand_over_takes_and_gives_nothing() -> None:
+    """What an engine makes while its run is being closed is not taken for the next result."""
+    handover = Handover(2)
+    asked: list[str] = []
+    sink = Sink(asyncio.get_running_loop(), handover, Ledger(), lambda _: None)
+    sink.on_demand = lambda: asked.append("more")
+    sink.push([Item(value, value, value) for value in range(3)])
+    handover.close()
+    sink.push([Item(3, 3, 3)])
+    with pytest.raises(RunStateError):
+        handover.take()
+    assert sink.empty
+    assert not asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,17 @@ _ESTIMATED = ("MP3",)
 """Formats without a count of frames: what is shown is an estimate, and fewer may come."""
 
 
+_COPIED = 1 << 24
+"""Bytes up to which data in memory is copied into a file for libsndfile: a few milliseconds."""
+
+
 @contextmanager
-def open_sound(media: Media) -> Iterator[Any]:
+def open_sound(media: Media, *, to_decode: bool = False) -> Iterator[Any]:
     """Open with libsndfile; the ``SoundFile`` is closed at the end, whatever happens.
+
+    Args:
+        media: the bytes.
+        to_decode: more than the header is going to be read.
 
     Raises:
         DecodeError: it is no sound that libsndfile reads, or damaged.
@@ -39,17 +48,35 @@ def open_sound(media: Media) -> Iterator[Any]:
     """
     soundfile = need("soundfile", "audio")
     media.seek(0)
-    descriptor = media.descriptor()
+    # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
     try:
-        # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
-        with soundfile.SoundFile(
-            media if descriptor is None else descriptor, closefd=False
-        ) as sound:
+        with (
+            _file_of(media, copy=to_decode) as file,
+            soundfile.SoundFile(file, closefd=False) as sound,
+        ):
             yield sound
             media.check()
     except soundfile.LibsndfileError as error:
         media.check()
         raise DecodeError(_describe(error, media)) from error
+
+
+@contextmanager
+def _file_of(media: Media, *, copy: bool) -> Iterator[Any]:
+    """Give a descriptor, of a file in memory where ``media`` is none; where there is no such, ``media``."""
+    descriptor = media.descriptor()
+    if descriptor is not None or not copy or media.size > _COPIED:
+        yield media if descriptor is None else descriptor
+        return
+    try:
+        made = os.memfd_create("sound")
+    except (AttributeError, OSError):  # not on Linux; no descriptor is left
+        yield media
+        return
+    try:
+        yield made if os.pwrite(made, media.part(0, media.size), 0) == media.size else media
+    finally:
+        os.close(made)
 
 
 def _describe(error: Any, media: Media) -> str:
@@ -70,10 +97,9 @@ def read_sound(sound: Any, media: Media, first: int, count: int) -> NDArray[np.f
     if first:
         sound.seek(first)
     unknown = sound.frames == UNKNOWN_FRAMES
-    if unknown:
-        # After each read soundfile seeks to where it stands, which libsndfile refuses at an end that it
-        # does not know.
-        sound.seekable = bool
+    # Where it can seek, soundfile asks for its position before each read, and seeks to where it stands
+    # after it, which costs, and which libsndfile refuses at an end that it does not know.
+    sound.seekable = bool
     channels: int = sound.channels
     if count * channels <= max(_BLOCK, _TRUSTED * media.size):
         blocks = [sound.read(count, dtype="float32", always_2d=True)]

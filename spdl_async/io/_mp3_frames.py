@@ -70,7 +70,7 @@ class FrameForm:
         lengths: bytes of a frame, by the third byte of its header; 0 where that is of another form.
     """
 
-    __slots__ = ("_back", "_fields", "_lengths", "_rooms", "lengths", "slot")
+    __slots__ = ("_back", "_fields", "_last", "_lengths", "_rooms", "lengths", "slot")
 
     def __init__(self, header: int) -> None:
         mono, first_version = _is_mono(header), header >> 19 & 3 == 3
@@ -83,7 +83,6 @@ class FrameForm:
         else:
             size, skipped, step, parts, window = (9, 9, 63, 1, 38) if mono else (17, 10, 63, 2, 38)
         self.slot = (4 if header & 0x10000 else 6) + size
-        self._fields = list[bytes]()
         headers = [header & ~0xFF00 | third << 8 for third in range(256)]
         self.lengths = [frame_length(h) if (h ^ header) & _SAME == 0 else 0 for h in headers]
         # In bits, and the guard bit with it.
@@ -111,9 +110,18 @@ class FrameForm:
             _GUARD if size else 0,
         )
         self._fields = [self._slots(field) for field in fields]
+        self._last = 0, [0] * len(fields)
 
     def _slots(self, value: int) -> bytes:
         return value.to_bytes(self.slot, "big")
+
+    def _of(self, frames: int) -> list[int]:
+        """Return the fields in the slots of so many frames; most often it is as many as before."""
+        last = self._last
+        if last[0] != frames:
+            numbers = [int.from_bytes(field * frames, "big") for field in self._fields]
+            self._last = last = frames, numbers  # one assignment, as other threads use it too
+        return last[1]
 
     def sound(self, starts: bytes, frames: int) -> int:
         """Count the frames up to one of another form, or of impossible numbers of values or bits, or windows.
@@ -122,9 +130,7 @@ class FrameForm:
             starts: the slots of all.
             frames: how many there are.
         """
-        form, same, stereo, counts, above, over, switches, length, back, guard = (
-            int.from_bytes(field * frames, "big") for field in self._fields
-        )
+        form, same, stereo, counts, above, over, switches, length, back, guard = self._of(frames)
         slots = int.from_bytes(starts, "big")
         bad = (slots ^ form) & same | slots & slots << 1 & stereo
         # What is more than 288 carries into the bit above the count.

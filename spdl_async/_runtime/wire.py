@@ -30,7 +30,7 @@ from spdl_async._runtime.batch_step import BatchStep, FlattenStep
 from spdl_async._runtime.cache_step import CacheStep, LookupStep
 from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.copy_step import CopyStep
+from spdl_async._runtime.copy_step import CopyStep, close_quietly
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
 from spdl_async._runtime.in_place_route_step import InPlaceRouteStep
@@ -41,7 +41,7 @@ from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.route_step import RouteStep
 from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep, TakeStep
-from spdl_async._runtime.source_step import SourceStep, left_unread
+from spdl_async._runtime.source_step import SourceStep, left_unread, tell_unread
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
 from spdl_async._runtime.timed_step import TimedFlowStep, TimedThreadStep
@@ -72,6 +72,8 @@ def lay_merge(engine: Engine, plan: MergePlan, out: Outlet) -> Step:
     for at, branch in enumerate(plan.branches):
         if plan.reads(at):
             last.append(lay_chain(engine, branch, inputs[at]))
+        else:
+            tell_unread(branch.source)
     step = make_merge(engine, plan, inputs, out)
     step.above = tuple(last)
     return step
@@ -209,7 +211,8 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
 def _(plan: CopyPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     op = plan.ops[0]
     copying = plan.kit.open(engine.devices[op.name], in_own_thread=True)
-    pool = ThreadPool(1, f"spdl_async-{engine.plan.name}-{op.name}", at_exit=copying.close)
+    end = functools.partial(close_quietly, copying)
+    pool = ThreadPool(1, f"spdl_async-{engine.plan.name}-{op.name}", at_exit=end)
     engine.own_pools.append(pool)
     return CopyStep(engine, above, below, plan, copying, engine.judges.of(op), pool)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
-from spdl_async.device._dense import as_bytes, is_dense, lay
+from spdl_async.device._dense import as_bytes, in_c_order, is_dense, lay
 from spdl_async.device._in_flight import InFlight, backends_in, claim, enter, sent
 from spdl_async.device._leaves import Leaf
 from spdl_async.device._only import Only
@@ -260,7 +260,7 @@ class Copier:
         try:
             blocks = self._copy_small(small, small_bytes, offsets, buffer.memory, values)
             for number, tensor in large:
-                values[number] = block = self._backend.empty(tensor)
+                values[number] = block = self._backend.empty(in_c_order(tensor))
                 blocks.append(block)
                 if tensor.nbytes:
                     part = buffer.memory[offsets[number] : offsets[number] + tensor.nbytes]
@@ -340,42 +340,36 @@ class Copier:
 
     def _moved(self, leaf: Leaf, reads: list[Any]) -> Any:
         """Move what brings its own ``to``; note what it is copied from."""
-        source = leaf.tensor if leaf.tensor is not None else leaf.thing
+        source = leaf.tensor if leaf.kind != "object" else leaf.thing
         pins = leaf.kind == "object" and callable(getattr(source, "pin_memory", None))
-        if pins and self._staging is not None:
-            source = source.pin_memory()
-        reads.append(source)
-        return self._move(leaf, source)
-
-    def _move(self, leaf: Leaf, source: Any) -> Any:
         try:
+            if pins and self._staging is not None and self._backend.asynchronous:
+                source = source.pin_memory()
+            reads.append(source)
             return self._backend.move(source)
         except self._backend.out_of_memory:
             raise
-        except (TypeError, NotImplementedError, RuntimeError) as error:
-            if leaf.kind != "odd":
-                raise
-            raise DeviceError(
-                f"{leaf.where}, of layout {source.layout} and dtype {source.dtype}, cannot be moved to "
-                f"{self._backend.name} ({error}); make it dense above to_device, or leave it out by only=…",
-                field=leaf.where,
-            ) from error
+        except Exception as error:
+            if leaf.kind == "odd":
+                raise DeviceError(
+                    f"{leaf.where}, of layout {source.layout} and dtype {source.dtype}, cannot be moved "
+                    f"to {self._backend.name} ({error}); make it dense above to_device, or leave it out by "
+                    f"only=…",
+                    field=leaf.where,
+                ) from error
+            error.add_note(f"spdl_async: raised by {leaf.where}, a {type(source).__name__}")
+            raise
 
     def _moved_now(self, found: Found) -> Any:
         """Move without streams: what is there already stays as it is."""
-        values, moved = [], 0
-        copied = False
+        values, moved, reads = list[Any](), 0, list[Any]()
         for leaf in found.leaves:
-            if leaf.kind == "object":
-                values.append(self._backend.move(leaf.thing))
-                copied = True
-            elif self._backend.is_here(leaf.tensor):
+            if leaf.kind != "object" and self._backend.is_here(leaf.tensor):
                 values.append(leaf.tensor)
             else:
-                values.append(self._move(leaf, leaf.tensor))
+                values.append(self._moved(leaf, reads))
                 moved += _size(leaf)
-                copied = True
-        self._counts.batches += copied
+        self._counts.batches += bool(reads)
         self._counts.bytes += moved
         return found.rebuild(values)
 

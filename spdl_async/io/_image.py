@@ -7,12 +7,14 @@ and JPEGs that simplejpeg does not take, go through Pillow.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
+from spdl_async import tally
 from spdl_async.errors import DecodeError
 from spdl_async.io import _backends, _fit
 from spdl_async.io._colors import as_mode
@@ -21,7 +23,7 @@ from spdl_async.io._image_info import JPEG
 from spdl_async.io._jpeg import decode_jpeg, installed
 from spdl_async.io._local import read_file
 from spdl_async.io._orientation import stored_size, upright
-from spdl_async.io._out import check_out, pixels_of, write
+from spdl_async.io._out import check_out, own, pixels_of, write
 from spdl_async.io._picture import MOST_PIXELS, Decoded, Mode, Wanted
 from spdl_async.io._pillow import decode_all, decode_with_pillow
 from spdl_async.io._resize import resize
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 OutT = TypeVar("OutT")
+
+_DAMAGED = "damaged, tolerated"
 
 _CHOICES = {
     "fit": ("stretch", "cover", "contain"),
@@ -96,6 +100,9 @@ def decode_image(
     Of animations and multi-page files the first picture is taken; for all of them there is
     `decode_frames`. CMYK and YCCK are converted as Pillow does it, without colour profiles.
 
+    In a pipeline the statistics of the stage count the pictures that were ``decoded by Pillow instead
+    of simplejpeg`` (or of the ``backend`` that was named), and those that were ``damaged, tolerated``.
+
     Args:
         data: the content of a file, as any contiguous bytes-like object.
         size: ``None`` keeps the picture's own size; a number makes a square of it; a pair is
@@ -113,7 +120,8 @@ def decode_image(
         exif: apply the orientation of the EXIF block (or TIFF's tag), or ignore it.
         damaged: raise on damaged data, or return what could be decoded of it, the rest grey, black or
             wrong. Whether there was damage `salvage_image` says.
-        max_pixels: refuse pictures that have more, by their header, before anything is allocated.
+        max_pixels: refuse pictures that have more, by their header, before anything is allocated. It
+            bounds ``size`` too where it is above its default, else the default does.
         backend: ``"auto"`` (simplejpeg for JPEG, Pillow for all others), or by name ``"simplejpeg"`` (which
             refuses all but JPEG), ``"pillow"``, ``"cv2"``, ``"torchvision"``, ``"torchcodec"``. The
             last three decode JPEG and PNG of 8-bit grey or RGB, and leave the others to ``"auto"``.
@@ -238,8 +246,9 @@ def decode_frames(
     Args:
         data: the content of a file, as any contiguous bytes-like object; a single picture is one frame.
         max_frames: decode no more than these, from the first one on.
-        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together. The
-            back-end is always Pillow. Pages of different sizes need ``size``.
+        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together, as they
+            are stored and as ``size`` makes them. The back-end is always Pillow. Pages of different sizes
+            need ``size``.
 
     Returns:
         An array of shape (frames, height, width, channels), or (frames, channels, height, width) in
@@ -263,7 +272,12 @@ def decode_frames(
     if wanted.backend not in ("auto", "pillow"):
         raise ValueError(f"decode_frames decodes with Pillow alone, not backend={wanted.backend!r}")
     view = as_bytes(data, "decode_frames")
-    frames = [finished(one, wanted, None) for one in decode_all(view, wanted, max_frames)]
+    frames, damaged = [], False
+    for picture in decode_all(view, wanted, max_frames):
+        frames.append(finished(picture, wanted, None))
+        damaged = damaged or picture.damage is not None
+    if damaged:
+        tally(_DAMAGED)
     different = next((frame for frame in frames if frame.shape != frames[0].shape), None)
     if different is not None:
         raise DecodeError(
@@ -279,14 +293,42 @@ def decode_frames(
 def as_wanted(
     *,
     size: int | tuple[int, int] | None = None,
+    fit: _fit.Fit = "stretch",
+    mode: Mode = "RGB",
+    layout: Literal["HWC", "CHW"] = "HWC",
+    exif: Literal["apply", "ignore"] = "apply",
+    damaged: Literal["error", "tolerate"] = "error",
     max_pixels: int = MOST_PIXELS,
-    **choices: Any,
+    backend: str = "auto",
+    **unknown: object,
 ) -> Wanted:
-    """Check the options of `decode_image`."""
+    """Check the options of `decode_image`; the same ones are checked once."""
+    for name in unknown:
+        raise TypeError(f"there is no option {name!r}")
+    most = max(max_pixels, MOST_PIXELS) if isinstance(max_pixels, int) else MOST_PIXELS
+    pair = None if size is None else _fit.as_height_width(size, most)
+    options = (pair, fit, mode, layout, exif, damaged, max_pixels, backend)
+    try:
+        return _wanted(*options)
+    except TypeError:  # what cannot be hashed is none of the choices
+        return _wanted.__wrapped__(*options)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _wanted(
+    size: tuple[int, int] | None,
+    fit: _fit.Fit,
+    mode: Mode,
+    layout: Literal["HWC", "CHW"],
+    exif: str,
+    damaged: str,
+    max_pixels: int,
+    backend: str,
+) -> Wanted:
+    choices = {"fit": fit, "mode": mode, "layout": layout, "exif": exif}
+    choices |= {"damaged": damaged, "backend": backend}
     for name, value in choices.items():
-        allowed = _CHOICES.get(name)
-        if allowed is None:
-            raise TypeError(f"there is no option {name!r}")
+        allowed = _CHOICES[name]
         if value not in allowed:
             raise ValueError(
                 f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
@@ -294,14 +336,14 @@ def as_wanted(
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
         raise ValueError(f"max_pixels must be a whole number of at least 1, not {max_pixels!r}")
     return Wanted(
-        size=None if size is None else _fit.as_height_width(size),
-        fit=choices.get("fit", "stretch"),
-        mode=choices.get("mode", "RGB"),
-        layout=choices.get("layout", "HWC"),
-        turn=choices.get("exif", "apply") == "apply",
-        tolerate=choices.get("damaged", "error") == "tolerate",
+        size=size,
+        fit=fit,
+        mode=mode,
+        layout=layout,
+        turn=exif == "apply",
+        tolerate=damaged == "tolerate",
         max_pixels=max_pixels,
-        backend=choices.get("backend", "auto"),
+        backend=backend,
     )
 
 
@@ -317,19 +359,27 @@ def read_decoded(path: str | bytes | os.PathLike[str], wanted: Wanted, out: Any)
 
 
 def decoded(view: memoryview[int], wanted: Wanted, out: Any) -> tuple[Any, str | None]:
-    """Decode, resize, turn; return the array, and what was wrong with the data."""
+    """Decode, resize, turn; return the array, and what was wrong with the data.
+
+    What is out of the ordinary is told to the stage that runs this, where there is one.
+    """
     check_out(out, wanted)
     if len(view) == 0:
         raise DecodeError("there is no data to decode: the file is empty (0 bytes)")
     picture = _with_backend(view, wanted)
-    return finished(picture, wanted, out), picture.damage
+    pixels = finished(picture, wanted, out)
+    if picture.damage is not None:
+        tally(_DAMAGED)
+    return pixels, picture.damage
 
 
 def _with_backend(view: memoryview[int], wanted: Wanted) -> Decoded:
     backend, is_jpeg = wanted.backend, bytes(view[:3]) == JPEG
-    picture = None
+    wished = "simplejpeg" if is_jpeg and backend != "pillow" else "Pillow"
     if backend in _backends.NAMES:
-        picture = _backends.decode_with(backend, view, wanted)
+        picture, wished = _backends.decode_with(backend, view, wanted), backend
+        if picture is not None:
+            return picture
     elif backend == "simplejpeg":
         if not is_jpeg:
             raise DecodeError(
@@ -339,9 +389,14 @@ def _with_backend(view: memoryview[int], wanted: Wanted) -> Decoded:
             raise ImportError(
                 "simplejpeg is not installed: pip install 'spdl-async[image]'", name="simplejpeg"
             )
-    if picture is None and is_jpeg and backend != "pillow" and installed() is not None:
+    picture, by = None, "simplejpeg"
+    if is_jpeg and backend != "pillow" and installed() is not None:
         picture = decode_jpeg(view, wanted)
-    return decode_with_pillow(view, wanted) if picture is None else picture
+    if picture is None:
+        picture, by = decode_with_pillow(view, wanted), "Pillow"
+    if by != wished:  # slower, as a rule, so whoever looks for the time should see how often
+        tally(f"decoded by {by} instead of {wished}")
+    return picture
 
 
 def finished(picture: Decoded, wanted: Wanted, out: Any) -> Any:
@@ -349,16 +404,17 @@ def finished(picture: Decoded, wanted: Wanted, out: Any) -> Any:
     pixels, orientation = picture.pixels, picture.orientation if wanted.turn else 1
     size = stored_size(wanted.size, orientation)
     if size is not None:
-        part = _fit.cropped((pixels.shape[0], pixels.shape[1]), size, wanted.fit)
-        top, left = _fit.margin((pixels.shape[0], pixels.shape[1]), part)
-        pixels = pixels[top : top + part[0], left : left + part[1]]
+        if wanted.fit == "cover":
+            part = _fit.cropped((pixels.shape[0], pixels.shape[1]), size, wanted.fit)
+            top, left = _fit.margin((pixels.shape[0], pixels.shape[1]), part)
+            pixels = pixels[top : top + part[0], left : left + part[1]]
         target = _fit.inner(picture.full, size, wanted.fit)
         pixels = resize(pixels, target, alpha=picture.alpha, nearest=picture.indices)
     if wanted.mode == "RGBA" and pixels.shape[2] != 4:
         pixels = as_mode(pixels, "RGBA")
     pixels = upright(pixels, orientation)
     if out is None and wanted.layout == "HWC" and wanted.size in (None, pixels.shape[:2]):
-        return np.require(pixels, requirements=["C", "W"])
+        return own(pixels)
     height, width = wanted.size or (pixels.shape[0], pixels.shape[1])
     shape = (height, width, pixels.shape[2])
     if wanted.layout == "CHW":

@@ -1,10 +1,12 @@
-"""Damaged sounds: the documented error, nothing on stderr, bounded memory; 10,000 files of it."""
+"""Damaged sounds: the error names the damage, and nothing is allocated that a header claims."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("soundfile")
 
-from sample_media import mutations, sound, tone
+import soundfile
+from sample_media import sound, tone
 
 from spdl_async.errors import DecodeError
-from spdl_async.io import decode_audio
+from spdl_async.io import audio_info, decode_audio, read_audio
 
 pytestmark = pytest.mark.torch
 
@@ -36,6 +39,96 @@ pytestmark = pytest.mark.torch
 def test_damage_is_named(data: bytes, said: str) -> None:
     with pytest.raises(DecodeError, match=said):
         decode_audio(data)
+
+
+@pytest.fixture
+def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go where libsndfile finds the header of a Sound Designer II file for whatever has no name."""
+    path = tmp_path / "x.sd2"
+    soundfile.write(path, tone(100, 3), POISONED, format="SD2", subtype="PCM_16")
+    path.with_name("._x.sd2").rename(tmp_path / "._")
+    monkeypatch.chdir(tmp_path)
+    with (
+        path.open("rb", buffering=0) as file,
+        soundfile.SoundFile(file.fileno(), closefd=False) as read,
+    ):
+        assert read.samplerate == POISONED, "the poison works"
+
+
+POISONED = 12_345
+
+HEADS = [
+    b"", b"RIFF....WAVE", b"RIFX....WAVE", b"RF64....WAVE", b"FORM....AIFF", b"FORM....AIFC", b"FORM....8SVX",
+    b"FORM....16SV", b"FORM....JUNK", b".snd", b"dns.", b"fap ", b" paf", b"NIST", b"Creative", b"riff",
+    b"MATLAB 5", b"PVF1", b"Extended Ins", b"caff....desc", b"OggS", b"ALawSoundFil", b"fLaC", b"2BIT",
+    b"\xf0\x7e\x00\x01", b"\x01\x04", b"\x64\xa3\x07\x00", b"\x00\x07\xa3\x64",
+    b"\0\0\x03\xe8\0\0\0\1\0\0\0\1", b"\0\0\0\0\1\0\0\0\1\0\0\0",
+    (2_994).to_bytes(4, "big") + b"\0\0\0\0\0\2\0\0", b"\0\0\0\0\0\0\0\0\0\2\0\0",
+    b"ID3\4\0\0\0\0\0\4abcd", b"ID3\4\0\x10\0\0\0\4abcd", b"ID3\4\0\0\x7f\x7f\x7f\x7f", b"ID3",
+]  # fmt: skip
+
+
+def heard(decode: Callable[[], tuple[Any, int]]) -> int | None:
+    try:
+        return decode()[1]
+    except DecodeError as error:
+        # Of data in memory libsndfile opens the file, and then sees that they are no header.
+        return POISONED if "fork" in str(error) else None
+
+
+@pytest.mark.usefixtures("poison")
+def test_no_other_file_is_read_whatever_the_data_are(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for head in HEADS:
+        for fill in (b"\0", b"junk"):
+            data = (head + 6_000 * fill)[:6_000]
+            path.write_bytes(data)
+            assert heard(partial(decode_audio, data)) != POISONED, head
+            assert heard(partial(read_audio, path)) != POISONED, head
+    for data in (bytes(6_000), b"junk" * 100):
+        with pytest.raises(DecodeError, match=r"not a sound .* of no format that is known"):
+            decode_audio(data)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files have no names here")
+def test_no_other_file_is_read_for_mp3(tmp_path: Path) -> None:
+    data, path = sound("MP3"), tmp_path / "file"
+    for whole in (data, b"ID3\4\0\0\0\0\0\4abcd" + data):
+        path.write_bytes(whole)
+        for samples, rate in (decode_audio(whole), read_audio(path)):
+            assert (samples.shape, rate) == ((2, 4_001), 48_000)
+        assert audio_info(whole).format == "MP3"
+    for second in range(0xE0, 0x100):
+        for third in range(1, 0x100, 5):
+            damaged = b"\xff" + bytes((second, third)) + data[3:]
+            assert heard(partial(decode_audio, damaged)) != POISONED, (second, third)
+
+
+WRITTEN = sorted(soundfile.available_formats().keys() - {"RAW", "SD2"})
+
+
+@pytest.mark.parametrize("format", WRITTEN)
+@pytest.mark.parametrize("endian", ["FILE", "LITTLE", "BIG"])
+def test_all_that_libsndfile_writes_is_known(format: str, endian: str) -> None:  # noqa: A002
+    kind = "PCM_16" if soundfile.check_format(format, "PCM_16") else None
+    if not soundfile.check_format(format, kind, endian):
+        pytest.skip("there is no such format")
+    file = io.BytesIO()
+    try:
+        soundfile.write(file, tone(4_000, 1), 8_000, format=format, subtype=kind, endian=endian)
+    except soundfile.LibsndfileError:
+        pytest.skip("it writes none")
+    samples, rate = decode_audio(file.getvalue())
+    assert (samples.shape, rate) == ((1, 4_000 if format != "SDS" else samples.shape[1]), 8_000)
+
+
+def test_a_tag_in_front_of_a_flac_is_passed_over(tmp_path: Path) -> None:
+    data = sound("FLAC")
+    path = tmp_path / "x.flac"
+    path.write_bytes(b"ID3\x04\x00\x00\x00\x00\x01\x00" + bytes(128) + data)
+    assert np.array_equal(decode_audio(path.read_bytes())[0], decode_audio(data)[0])
+    assert np.array_equal(read_audio(path, offset=0.05)[0], decode_audio(data, offset=0.05)[0])
 
 
 def test_whole_frames_of_a_cut_mp3_can_be_had() -> None:
@@ -72,63 +165,3 @@ def test_a_header_that_claims_years_of_sound_allocates_nothing() -> None:
     with pytest.raises(DecodeError):
         decode_audio(bytes(data))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-
-
-KINDS = (
-    ("WAV", "PCM_16", 1_000),
-    ("WAVEX", "PCM_24", 1_000),
-    ("RF64", "FLOAT", 1_000),
-    ("FLAC", "PCM_16", 1_500),
-    ("OGG", "VORBIS", 1_500),
-    ("OGG", "OPUS", 1_000),
-    ("MP3", "MPEG_LAYER_III", 1_500),
-    ("AIFF", "PCM_24", 500),
-    ("CAF", "ALAC_16", 500),
-    ("WAV", "IMA_ADPCM", 500),
-)
-FUZZ = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-from sample_media import mutations, sound
-from test_audio_damage import KINDS
-from spdl_async.errors import DecodeError
-from spdl_async.io import decode_audio
-good = bad = 0
-for number, (container, subtype, count) in enumerate(KINDS):
-    for data in mutations(sound(container, subtype), count, seed=number):
-        try:
-            samples, rate = decode_audio(data)
-        except DecodeError:
-            bad += 1
-        else:
-            good += samples.ndim == 2 and rate > 0
-        if good + bad == 1_000:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(good, bad, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-def test_ten_thousand_damaged_files() -> None:
-    assert sum(count for _, _, count in KINDS) == 10_000
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", FUZZ, str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    good, bad, grown = map(int, done.stdout.split())
-    assert good + bad == 10_000
-    assert good > 1_000
-    assert bad > 1_000
-    assert grown < 200_000, "more than 200 MB for files of 50 KB"
-    # libmpg123 says so on stderr when it meets impossible values inside a frame whose form is
-    # right; there is no way to stop it. Nothing else may be there.
-    said = [line for line in done.stderr.splitlines() if "libmpg123/layer3.c" not in line]
-    assert not said
-
-
-def test_mutations_are_the_same_each_time() -> None:
-    data = sound("FLAC")
-    assert list(mutations(data, 20, 1)) == list(mutations(data, 20, 1))

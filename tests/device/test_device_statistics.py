@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fakes import CONSUMERS, SIZE, calls, copying, notes
+from fakes import CONSUMERS, SIZE, calls, copying, notes, until
 
 from spdl_async import Pipeline, RunStatistics
 from spdl_async.testing import FakeDevice
@@ -56,8 +56,7 @@ def test_some_overlapped() -> None:
     with copying(fake, 4, depth=3).build().run_sync() as run:
         next(run)
         next(run)
-        while len(calls(fake, "copy")) < 4:
-            pass
+        until(lambda: len(calls(fake, "record")) == 3 * 4)  # the last one is behind the fourth copy
         fake.advance()
         next(run)
         next(run)

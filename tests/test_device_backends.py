@@ -80,6 +80,21 @@ def test_bytes_and_objects(make: Callable[[], DeviceBackend]) -> None:
     assert backend.is_here(packed.data)
 
 
+@pytest.mark.parametrize("make", BACKENDS)
+def test_the_default_device_of_torch_changes_nothing(make: Callable[[], DeviceBackend]) -> None:
+    backend = make()
+    backend.enter_thread()
+    source = torch.ones(3, dtype=torch.uint8)
+    with torch.device("meta"):
+        slot = backend.pinned(3)
+        there = [backend.empty_bytes(3), backend.empty(slot)]
+        slot.copy_(source)
+        for target in there:
+            backend.copy(target, slot)
+    assert slot.device.type == "cpu"
+    assert all(backend.is_here(target) for target in there)
+
+
 @pytest.mark.parametrize("make", [p for p in BACKENDS if p.id != "cpu"])
 def test_work_waits_for_an_event_of_another_stream(make: Callable[[], DeviceBackend]) -> None:
     backend = make()
@@ -202,7 +217,7 @@ def test_memory_is_asked_for_on_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     assert log == [
         ("empty", 5, ("dtype", torch.uint8), ("device", device)),
         ("empty_like", tensor, ("device", device), ("requires_grad", False)),
-        ("empty", 7, ("dtype", torch.uint8), ("pin_memory", True)),
+        ("empty", 7, ("dtype", torch.uint8), ("device", "cpu"), ("pin_memory", True)),
     ]
     thing: Any = Asked(log, "thing")
     stream: Any = object()

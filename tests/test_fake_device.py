@@ -408,6 +408,39 @@ def test_only_what_an_event_needs_runs() -> None:
     assert ran == ["a", "b", "d", "e", "c"]
 
 
+def test_a_device_gets_on_without_a_thread_that_waits() -> None:
+    fake = FakeDevice()
+    ran: list[int] = []
+    stream = fake.current_stream()
+    events = []
+    for n in range(4):
+        fake.launch(lambda n=n: ran.append(n))
+        events.append(fake.record(stream))
+    noted = len(fake.calls)
+    fake.advance(events[1])
+    assert ran == [0, 1]
+    assert [event.done for event in events] == [True, True, False, False]
+    fake.advance(events[0])
+    assert ran == [0, 1]
+    fake.advance(stream)
+    assert ran == [0, 1, 2, 3]
+    fake.launch(lambda: ran.append(4))
+    fake.advance()
+    assert ran == [0, 1, 2, 3, 4]
+    assert len(fake.calls) == noted + 1
+    assert fake.host_synchronizations == 0
+
+
+def test_what_was_queued_in_inference_mode_runs_outside_of_it() -> None:
+    fake = FakeDevice()
+    host = pinned(fake, 1)
+    with torch.inference_mode():
+        batch = fake.empty(host)
+        fake.copy(batch, host)
+        fake.launch(lambda x: x.add_(1), batch)
+    assert fake.read(batch)[0] == 2
+
+
 def test_a_stream_waits_for_an_event_of_another_device() -> None:
     fake, other = FakeDevice(), FakeDevice("fake:1")
     seen: list[str] = []

@@ -70,7 +70,7 @@ class CudaDevice:
             torch.cuda.OutOfMemoryError: the system has no more memory that can be locked.
         """
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             # cudaHostAlloc's failure has no class of its own.
             if isinstance(error, self.out_of_memory) or "out of memory" not in str(error):

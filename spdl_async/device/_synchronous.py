@@ -47,7 +47,7 @@ class SynchronousDevice:
             MemoryError: there is no more.
         """
         try:
-            return torch.empty(size, dtype=torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
         except RuntimeError as error:
             self._explain(error, size)
             raise

@@ -153,6 +153,19 @@ class FakeDevice:
         aliases = [self._alias(tensor) for tensor in tensors]
         self._streams.queue(stream, lambda: function(*aliases))
 
+    def advance(self, to: FakeEvent | FakeStream | None = None) -> None:
+        """Let the device get on with its work, as time does: no thread waits, and no call is noted.
+
+        Args:
+            to: an event, or a stream; None for all.
+        """
+        if to is None:
+            self._streams.run_all()
+        elif isinstance(to, FakeStream):
+            self._streams.run(to, to.queued)
+        else:
+            self._streams.run(to.stream, to.position)
+
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy on the host, as ``tensor.cpu()`` does: when the current stream has done its work."""
         stream = self._stream()
@@ -224,15 +237,13 @@ class FakeDevice:
         """Run what an event, or a stream, needs; without an argument all that is queued on the device."""
         if event is None:
             self._note("synchronize", "all")
-            with Streams.lock:
-                self._host_synchronizations += 1
-                self._streams.run_all()
         elif isinstance(event, FakeStream):
             self._note("synchronize", stream=event.number)
-            self._wait_on_host(event, event.queued)
         else:
             self._note("synchronize", stream=event.stream.number, event=event.number)
-            self._wait_on_host(event.stream, event.position)
+        with Streams.lock:
+            self._host_synchronizations += 1
+            self.advance(event)
 
     def seconds_between(self, start: FakeEvent, end: FakeEvent) -> float:
         """Return a thousandth of a second for each event between the two: there is no time here."""
@@ -311,7 +322,7 @@ class FakeDevice:
             tensor if block is None else alias(tensor, block)
             for tensor, block in zip((target, source), blocks, strict=True)
         )
-        self._streams.queue(stream, lambda: to.copy_(of))
+        self._streams.queue(stream, lambda: to.copy_(of.detach()))
         if detail == "pageable copy":
             self._wait_on_host(stream, stream.queued)
 

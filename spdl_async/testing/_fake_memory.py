@@ -113,7 +113,7 @@ class FakeMemory:
         import torch
 
         storage = tensor.untyped_storage()
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+        memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         with Streams.lock:
             self._settle()
             self._add(Block(memory.numpy(), "registered", owner=memory))
@@ -165,11 +165,12 @@ def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     import torch
 
     if not tensor.numel():
-        return torch.empty_like(tensor)
+        return tensor.detach()
     extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     start = tensor.data_ptr() - block.address
     span = block.memory[start : start + extent * tensor.element_size()]
-    same = torch.from_numpy(span).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    with torch.inference_mode(False):  # the work may run in a thread that is not in that mode
+        same = torch.from_numpy(span).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
     if tensor.is_conj():
         same = same.conj()
     return torch._neg_view(same) if tensor.is_neg() else same

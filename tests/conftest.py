@@ -28,12 +28,25 @@ from spdl_async.testing import check_leaks
 
 MANY_CASES = 24
 IMPORTED: list[int] = [0]  # how many modules there were when their objects were frozen
+SETTINGS_OF_PLUGINS = {
+    "asyncio": (
+        "asyncio_mode",
+        "asyncio_default_fixture_loop_scope",
+        "asyncio_default_test_loop_scope",
+    ),
+    "timeout": ("timeout",),
+}
 LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
 
 # Loops
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # tests/device and tests/gpu run with pytest alone: what the settings say to its plugins is known then too.
+    for plugin, names in SETTINGS_OF_PLUGINS.items():
+        if not pluginmanager.hasplugin(plugin):
+            for name in names:
+                parser.addini(name, f"for the plugin {plugin}, which is not there")
     parser.addoption(
         "--sample",
         type=int,
@@ -63,11 +76,14 @@ def drawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LOOPS] = []
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, where it is there")
     # In debug mode a loop keeps a piece of the stack for each callback and future, ten frames of it: a
     # third of what these tests would cost. One says who made it.
     setattr(asyncio.constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 -- a constant to mypy
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-asyncio
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], AbstractEventLoop]]:

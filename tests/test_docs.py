@@ -237,7 +237,7 @@ def written(signature: str) -> list[tuple[str, object, object]]:
 
 def public_names() -> set[str]:
     names = set(spdl_async.__all__)
-    for package in ("collate", "io", "sources", "testing"):
+    for package in ("collate", "device", "io", "sources", "testing"):
         module = importlib.import_module(f"spdl_async.{package}")
         page = (ROOT / "docs" / "reference" / f"{package}.md").read_text("utf-8")
         taken = re.search(r"^\.\. automodule:: \S+\n((?: +:.*\n)*)", page, re.MULTILINE)

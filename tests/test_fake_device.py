@@ -139,6 +139,21 @@ def test_kept_memory_is_given_out_again_when_its_user_is_done(handover: Handover
         assert fake.empty_bytes(16).data_ptr() == address
 
 
+def test_keeping_memory_ends_with_its_use() -> None:
+    fake = FakeDevice()
+    side = fake.new_stream()
+    batch = fake.empty_bytes(16)
+    address = batch.data_ptr()
+    fake.keep_for(batch, side)
+    del batch
+    batch = fake.empty_bytes(16)  # nothing is queued on the other stream
+    assert batch.data_ptr() == address
+    with fake.on_stream(side):
+        fake.launch(lambda: None)
+    del batch
+    assert fake.empty_bytes(16).data_ptr() == address
+
+
 def test_memory_is_given_out_again_on_its_own_stream_only(handover: Handover) -> None:
     fake = handover.fake
     first = fake.empty_bytes(16)
@@ -308,6 +323,17 @@ def test_other_tensors_are_refused() -> None:
 
 
 # Copies
+
+
+@pytest.mark.parametrize("pick", [lambda x: x.conj(), lambda x: x.conj().imag, lambda x: x[1:].t()])
+def test_views_of_pinned_memory_are_copied_as_they_read(pick: Callable[[Any], Any]) -> None:
+    fake = FakeDevice()
+    host = fake.pinned(32).view(torch.complex64).reshape(2, 2)
+    host.copy_(torch.tensor([[1 + 2j, 3 - 1j], [2j, 5]]))
+    source = pick(host)
+    target = fake.empty(source)
+    fake.copy(target, source)
+    assert torch.equal(fake.read(target), source)
 
 
 def test_a_copy_from_pageable_memory_is_done_at_once_and_said() -> None:

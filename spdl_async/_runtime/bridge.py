@@ -97,6 +97,7 @@ class Handover:
         self.closed = True
         self.buffer.clear()
         self._wake_all()
+        self._tell_room()
 
     def settle(self, ledger: Ledger) -> None:
         """Account for the results that were taken; on the engine's loop, or after its end."""
@@ -306,6 +307,7 @@ class Sink:
         "_results",
         "on_close",
         "on_demand",
+        "on_emptied",
         "on_taken",
         "quorum",
     )
@@ -325,6 +327,7 @@ class Sink:
         self.quorum = 1
         self.on_taken: Callable[[int], None] = nobody
         self.on_demand: Callable[[], None] | None = None
+        self.on_emptied: Callable[[], None] | None = None
         self.on_close: Callable[[BaseException | None], bool] | None = None
         handover.attach(loop, self.on_room)
 
@@ -336,6 +339,13 @@ class Sink:
         self._account(0)
         if self.on_demand is not None and not handover.ended:
             self.on_demand()
+        if self.on_emptied is not None and not handover.buffer:
+            self.on_emptied()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no result waits for the consumer."""
+        return not self._handover.buffer
 
     def room(self) -> int:
         return max(0, self._handover.room())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 
 from spdl_async._plan.copying import CopyPlan
+from spdl_async._runtime.bridge import Sink
 from spdl_async._runtime.channel import Channel, Outlet
 from spdl_async._runtime.failures import Judge
 from spdl_async._runtime.hop import Line
@@ -14,6 +16,16 @@ from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.thread_step import ThreadStep
 from spdl_async.spec.copies import Copying
 from spdl_async.statistics import StageStatistics
+
+logger = logging.getLogger("spdl_async")
+
+
+def close_quietly(copying: Copying) -> None:
+    """Let go of what copies need, at the end of their thread, which nobody listens to."""
+    try:
+        copying.close()
+    except Exception as error:  # noqa: BLE001 -- a device that has failed fails in everything from then on
+        logger.warning("a copy did not end well: %s: %s", type(error).__name__, error)
 
 
 class CopyStep(ThreadStep):
@@ -48,7 +60,18 @@ class CopyStep(ThreadStep):
             meters=[Meter(op.name, "copy", 1)],
         )
         self.copying = copying
+        if isinstance(out, Sink):
+            out.on_emptied = self.hand_over
         self.line = Line(pool, None)
+
+    def slots_taken(self) -> int:
+        """Return 1 also while batches wait for the consumer.
+
+        So the next epoch's copies begin when this one's are all taken, and no more than ``depth`` are ever
+        on the device.
+        """
+        waits = isinstance(self.out, Sink) and not self.out.empty
+        return 1 if waits else super().slots_taken()
 
     def statistics(self) -> list[StageStatistics]:
         self.meters[0].notes = MappingProxyType(dict(self.copying.statistics()))

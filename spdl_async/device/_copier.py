@@ -13,13 +13,13 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spdl_async.device._dense import as_bytes, is_dense, lay
+from spdl_async.device._dense import as_bytes, in_c_order, is_dense, lay
 from spdl_async.device._in_flight import InFlight, enter
 from spdl_async.device._leaves import Leaf
 from spdl_async.device._only import Only
 from spdl_async.device._staging import Buffer, StagingPool
 from spdl_async.device._tensors import tensors_in
-from spdl_async.device._tree import find
+from spdl_async.device._tree import Found, find
 from spdl_async.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ class Copier:
         self._first = False
         if not found.leaves:
             return batch
-        if not backend.asynchronous:
-            return found.rebuild([self._moved_now(leaf) for leaf in found.leaves])
-        if self._stream is None:
-            self._stream = backend.new_stream()
-        self._settle()
         try:
+            if not backend.asynchronous:
+                return self._done(found)
+            if self._stream is None:
+                self._stream = backend.new_stream()
+            self._settle()
             with backend.on_stream(self._stream):
                 return self._queued(found)
         except backend.out_of_memory as error:
@@ -137,7 +137,7 @@ class Copier:
 
     # Making copies
 
-    def _queued(self, found: Any) -> Any:
+    def _queued(self, found: Found) -> Any:
         backend = self._backend
         values: list[Any] = [None] * len(found.leaves)
         staged: list[tuple[int, torch.Tensor]] = []
@@ -189,7 +189,7 @@ class Copier:
         try:
             blocks = self._copy_small(small, small_bytes, offsets, buffer.memory, values)
             for number, tensor in large:
-                values[number] = block = self._backend.empty(tensor)
+                values[number] = block = self._backend.empty(in_c_order(tensor))
                 blocks.append(block)
                 if tensor.nbytes:
                     part = buffer.memory[offsets[number] : offsets[number] + tensor.nbytes]
@@ -275,15 +275,20 @@ class Copier:
             return self._backend.move(source), source
         return self._backend.move(leaf.tensor), leaf.tensor
 
-    def _moved_now(self, leaf: Leaf) -> Any:
-        """Move without streams: what is there already stays as it is."""
-        if leaf.kind == "object":
-            return self._backend.move(leaf.thing)
-        here = self._backend.is_here(leaf.tensor)
-        value = leaf.tensor if here else self._backend.move(leaf.tensor)
-        self._counts.batches += 0 if here else 1
-        self._counts.bytes += 0 if here else leaf.tensor.nbytes
-        return value
+    def _done(self, found: Found) -> Any:
+        """Copy without streams; what is there already stays as it is."""
+        values, copied = list[Any](), 0
+        for leaf in found.leaves:
+            if leaf.kind == "object":
+                values.append(self._backend.move(leaf.thing))
+            elif self._backend.is_here(leaf.tensor):
+                values.append(leaf.tensor)
+            else:
+                values.append(self._backend.move(leaf.tensor))
+                copied += _size(leaf)
+        self._counts.batches += 1
+        self._counts.bytes += copied
+        return found.rebuild(values)
 
     def _settle(self) -> None:
         """Let go of what copies that are done by now have read from."""

@@ -24,6 +24,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def in_c_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor as it is; of another one a stand-in without memory, in C order."""
+    if is_dense(tensor):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's memory: shape (nbytes,), dtype uint8, in the order in which it lies."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))

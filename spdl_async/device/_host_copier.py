@@ -11,7 +11,7 @@ import torch
 from spdl_async.device._dense import is_dense
 from spdl_async.device._in_flight import backends_in, claim, enter
 from spdl_async.device._only import Only
-from spdl_async.device._resolve import backend_of
+from spdl_async.device._resolve import resolve
 from spdl_async.device._tensors import tensors_anywhere
 from spdl_async.device._tree import find
 
@@ -61,7 +61,7 @@ class HostCopier:
             name = str(tensor.device)
             if tensor.device.type != "cpu" and name not in found:
                 known = self._backends.get(name)
-                found[name] = self._backends[name] = known or backend_of(tensor.device)
+                found[name] = self._backends[name] = known or resolve(tensor.device)()
         return list(found.values())
 
     def _queued(self, batch: Any, backend: DeviceBackend) -> tuple[Any, Any]:

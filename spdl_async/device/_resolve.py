@@ -111,8 +111,3 @@ def _shown(device: object) -> str:
     if isinstance(device, str):
         return f'"{device}"'
     return repr(device)
-
-
-def backend_of(device: torch.device) -> DeviceBackend:
-    """Return the back-end of the device that a tensor is on."""
-    return resolve(device)()

@@ -38,7 +38,7 @@ class SynchronousDevice:
         raise RuntimeError(f"{self.name} has no streams: copies are done when they return")
 
     new_stream = current_stream = on_stream = record = wait = is_done = synchronize = _refuse
-    keep_for = _refuse
+    keep_for = seconds_between = _refuse
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return ordinary memory of the host.
@@ -89,8 +89,16 @@ class SynchronousDevice:
         target.copy_(source.detach())
 
     def move(self, thing: Any) -> Any:
-        """Call the thing's own ``to``, without ``non_blocking``: nothing would tell when it is done."""
-        return thing.to(self.device)
+        """Call the thing's own ``to``, without ``non_blocking``: nothing would tell when it is done.
+
+        Raises:
+            MemoryError: there is no more.
+        """
+        try:
+            return thing.to(self.device)
+        except RuntimeError as error:
+            self._explain(error, getattr(thing, "nbytes", 0))
+            raise
 
     def _explain(self, error: RuntimeError, size: int) -> None:
         """Raise MemoryError where that is what happened."""

@@ -86,12 +86,11 @@ def bare_rate(rig: Rig, batches: list[torch.Tensor], times: int) -> float:
 def pipeline_rate(rig: Rig, batches: list[torch.Tensor], times: int, pin: bool | str) -> float:
     """Copy batches by to_device, to a consumer that does nothing; GB/s."""
     with loading(rig, batches, times + WARM, pin=pin).run_sync() as run:
-        for number, batch in enumerate(run):
+        for number, _ in enumerate(run):
             if number == WARM - 1:
                 rig.wait(rig.mark())
                 started = time.perf_counter()
         rig.wait(rig.mark())  # on this stream, which waits for every copy
-        del batch
         seconds = time.perf_counter() - started
     return times * batches[0].nbytes / seconds / 1e9
 
@@ -138,11 +137,9 @@ Model = Callable[[torch.Tensor], None]
 def step_time(rig: Rig, batches: Iterator[torch.Tensor], model: Model, steps: int) -> float:
     """Return the milliseconds of a step, on the device's own clock, behind those that warm up."""
     start = end = None
-    number = 0
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         model(batch)
         del batch
-        number += 1
         if number == WARM:
             start = rig.mark()
         elif number == WARM + steps:
@@ -200,9 +197,7 @@ def step_races(rig: Rig, sizes: Sizes) -> Iterator[Race]:
                         run=partial(prefetched, rig, batches, model, steps),
                         targets=(Target(bound=0.98, reference=reference),),
                     ),
-                    Contestant(
-                        name=NO_COPY, run=partial(without_copy, rig, batches, model, steps)
-                    ),
+                    Contestant(name=NO_COPY, run=partial(without_copy, rig, batches, model, steps)),
                 ],
             )
 
@@ -229,9 +224,7 @@ def overlap(values: dict[str, list[float]], copy_ms: float) -> float | None:
 
 def small_race(rig: Rig, sizes: Sizes) -> Race:
     """Compare batches of many small tensors."""
-    batches = [
-        [torch.full((64,), float(k + j)) for j in range(sizes.small)] for k in range(3)
-    ]
+    batches = [[torch.full((64,), float(k + j)) for j in range(sizes.small)] for k in range(3)]
     locked = [[rig.pinned(tensor) for tensor in batch] for batch in batches]
     times = 30 if sizes.small > 100 else 3
 
@@ -266,7 +259,9 @@ def small_race(rig: Rig, sizes: Sizes) -> Race:
             Contestant(name=reference, run=partial(one_by_one, locked)),
             Contestant(name="one by one, pageable", run=partial(one_by_one, batches)),
             Contestant(
-                name="to_device, packed", run=packed, targets=(Target(bound=1.0, reference=reference),)
+                name="to_device, packed",
+                run=packed,
+                targets=(Target(bound=1.0, reference=reference),),
             ),
         ],
     )

@@ -159,9 +159,7 @@ class ForeignMemory:
 class Lent:
     """What every array and tensor of a piece of foreign memory refers to."""
 
-    def __init__(
-        self, block: np.ndarray[Any, Any], free: deque[np.ndarray[Any, Any]]
-    ) -> None:
+    def __init__(self, block: np.ndarray[Any, Any], free: deque[np.ndarray[Any, Any]]) -> None:
         self.__array_interface__ = dict(block.__array_interface__)
         self._block = block
         self._free = free
@@ -249,16 +247,14 @@ def _read(pipeline: Pipeline[Any], consumer: Consumer) -> RunStatistics:
 
 
 def _read_async(pipeline: Pipeline[Any], consumer: Consumer) -> RunStatistics:
-    return asyncio.run(_consume(pipeline, consumer, pipeline.run))
+    return asyncio.run(_consume(pipeline.run, consumer))
 
 
 def _read_async_own(pipeline: Pipeline[Any], consumer: Consumer) -> RunStatistics:
-    return asyncio.run(_consume(pipeline, consumer, partial(pipeline.run, loop="own")))
+    return asyncio.run(_consume(partial(pipeline.run, loop="own"), consumer))
 
 
-async def _consume(
-    pipeline: Pipeline[Any], consumer: Consumer, start: Callable[[], Any]
-) -> RunStatistics:
+async def _consume(start: Callable[[], Any], consumer: Consumer) -> RunStatistics:
     async with start() as run:
         batches: AsyncIterator[Any] = aiter(run)
         while True:

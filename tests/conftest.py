@@ -42,7 +42,7 @@ LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    # tests/device and tests/gpu run with pytest alone: what the settings say to its plugins is known then too.
+    # tests/device and tests/gpu run with pytest alone, which does not know its plugins' settings.
     for plugin, names in SETTINGS_OF_PLUGINS.items():
         if not pluginmanager.hasplugin(plugin):
             for name in names:
@@ -77,7 +77,9 @@ def drawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LOOPS] = []
     if not config.pluginmanager.hasplugin("timeout"):
-        config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, where it is there")
+        config.addinivalue_line(
+            "markers", "timeout(seconds): for pytest-timeout, where it is there"
+        )
     # In debug mode a loop keeps a piece of the stack for each callback and future, ten frames of it: a
     # third of what these tests would cost. One says who made it.
     setattr(asyncio.constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 -- a constant to mypy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from benchmarks._rigs import CudaRig, FakeRig, Rig
@@ -18,7 +20,7 @@ each_device = pytest.mark.parametrize(
 )
 
 
-def on_gpu(test: object) -> object:
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test on the GPU alone."""
     for mark in ON_GPU:
         test = mark(test)

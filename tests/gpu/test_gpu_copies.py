@@ -6,26 +6,21 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpu_devices import ON_GPU, each_device, open_rig
+from gpu_devices import each_device, on_gpu, open_rig
 
-from benchmarks._rigs import CudaRig, Rig
+from benchmarks._rigs import CudaRig
 from spdl_async import DeviceError, PipelineBuilder
+from spdl_async.device import inference
 
 pytestmark = pytest.mark.torch
 
 MIB = 1 << 20
-
-
-def gpu_only(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in ON_GPU:
-        test = mark(test)
-    return test
 
 
 # Hand-over
@@ -93,11 +88,8 @@ def test_back_on_the_host_behind_a_slow_kernel(kind: str) -> None:
         assert batch["key"] == f"{k}"
 
 
-@gpu_only
+@on_gpu
 def test_a_model_in_inference_mode_with_autocast() -> None:
-    device = pytest.importorskip("spdl_async.device")
-    if not hasattr(device, "inference"):
-        pytest.skip("there is no inference() yet")
     rig = CudaRig()
     model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Dropout()).to(rig.device)
     rows = torch.randn(20, 64, 32)
@@ -105,7 +97,7 @@ def test_a_model_in_inference_mode_with_autocast() -> None:
         PipelineBuilder()
         .add_source(list(rows))
         .to_device(rig.late(0.002))
-        .pipe(device.inference(model, autocast=torch.bfloat16))
+        .pipe(inference(model, autocast=torch.bfloat16))
         .to_host()
         .build()
     )
@@ -122,7 +114,7 @@ def test_a_model_in_inference_mode_with_autocast() -> None:
 # Threads and devices
 
 
-@gpu_only
+@on_gpu
 def test_each_thread_of_ours_sets_its_device_before_anything_else() -> None:
     first: dict[str, str] = {}
     rig = CudaRig()
@@ -172,7 +164,7 @@ for index, expected in ((0, 0), (1, 1)):
 """
 
 
-@gpu_only
+@on_gpu
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_no_context_on_another_device(device: str) -> None:
     need_two()
@@ -183,7 +175,7 @@ def test_no_context_on_another_device(device: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@gpu_only
+@on_gpu
 def test_two_devices_at_a_time() -> None:
     need_two()
     rigs = [CudaRig(1), CudaRig(0)]  # the last one makes GPU 0 current in this thread
@@ -200,7 +192,7 @@ def need_two() -> None:
         pytest.skip("there is one GPU")
 
 
-@gpu_only
+@on_gpu
 def test_cuda_is_the_current_device_of_the_thread_that_starts_the_run() -> None:
     last = torch.cuda.device_count() - 1
     pipeline = PipelineBuilder().add_source([np.ones(3)]).to_device("cuda").build()
@@ -249,7 +241,9 @@ def test_a_device_that_is_full_is_an_error_and_the_run_ends(kind: str) -> None:
 def test_a_consumer_that_keeps_everything_fills_the_device(kind: str) -> None:
     rig = open_rig(kind)
     size = 64 * MIB if kind == "cuda" else MIB
-    made = PipelineBuilder().add_source(range(1_000)).pipe(lambda k: np.full(size, k % 256, np.uint8))
+    made = (
+        PipelineBuilder().add_source(range(1_000)).pipe(lambda k: np.full(size, k % 256, np.uint8))
+    )
     kept: list[torch.Tensor] = []
     rig.limit(4 * size)
     try:
@@ -274,12 +268,12 @@ def test_memory_of_device_and_host_is_bounded_and_nothing_is_locked_in_the_stead
     made = PipelineBuilder().add_source(range(60)).pipe(lambda k: np.full(size, k, np.uint8))
     locked = rig.pinned_allocations() or 0
     with made.to_device(rig.backend, depth=depth).build().run_sync() as run:
-        k = 0  # enumerate() would keep the last batch
+        k = 0
         for batch in run:
             result = rig.computed(lambda b: b[:1], batch[:1])
             assert int(rig.read(result)) == k
             del batch, result
-            k += 1
+            k += 1  # noqa: SIM113 -- enumerate() would keep the last batch
             if k == 50:
                 notes = next(s.notes for s in run.statistics().stages if "staging_bytes" in s.notes)
     allocations: Any = notes["staging_allocations"]
@@ -303,10 +297,10 @@ def test_leaving_in_the_middle_of_copies(kind: str) -> None:
         with pipeline.run_sync() as run:
             for k, batch in enumerate(run):
                 assert bool((rig.read(batch) == k).all())
-                if k >= taken % 4:
-                    break
+                stop = k >= taken % 4
                 del batch
-        del batch
+                if stop:
+                    break
     rig.finish()
     assert rig.bytes_on_device() == before
 
@@ -330,13 +324,30 @@ def test_a_failure_in_the_middle_of_copies(kind: str) -> None:
 
 # What batches are made of
 
+DTYPES = (
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+
 
 def strided() -> Iterator[tuple[str, torch.Tensor]]:
     numbers = torch.arange(2 * 3 * 5 * 8)
-    for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
-        "complex64 complex128 float8_e4m3fn float8_e5m2"
-    ).split():
+    for name in DTYPES:
         dtype = getattr(torch, name, None)
         if dtype is not None:
             yield name, (numbers % 97).float().to(dtype).view(2, 3, 5, 8)
@@ -389,7 +400,7 @@ def test_every_dtype_and_layout(kind: str, pin: bool) -> None:
             assert not copied[name].requires_grad
 
 
-@gpu_only
+@on_gpu
 @pytest.mark.parametrize(("name", "tensor"), list(odd()))
 def test_sparse_and_quantised(name: str, tensor: torch.Tensor) -> None:
     rig = CudaRig()
@@ -425,5 +436,3 @@ def test_fields_that_were_not_chosen_stay(kind: str) -> None:
     (copied,) = PipelineBuilder().add_source([batch]).to_device(rig.backend, only=["image"]).build()
     assert copied["mask"] is batch["mask"]
     assert rig.read(copied["image"]).tolist() == batch["image"].tolist()
-
-

@@ -12,6 +12,9 @@ from spdl_async._plan.field import on as on
 from spdl_async._plan.per_thread import per_thread as per_thread
 from spdl_async._run import PipelineRun as PipelineRun
 from spdl_async._runtime.cancelled import cancelled as cancelled
+from spdl_async._runtime.native import native_threads as native_threads
+from spdl_async._runtime.telling import note as note
+from spdl_async._runtime.telling import tally as tally
 from spdl_async._sync import SyncPipelineRun as SyncPipelineRun
 from spdl_async.aggregators import BatchBy as BatchBy
 from spdl_async.aggregators import BucketBy as BucketBy
@@ -85,8 +88,11 @@ __all__ = [
     "cancelled",
     "estimate_bytes",
     "map_items",
+    "native_threads",
+    "note",
     "on",
     "per_thread",
+    "tally",
 ]
 
 # Public names show the path by which they are imported.

@@ -29,8 +29,12 @@ def affinity_cores() -> int:
 
 def usable_cores() -> int:
     """Count the cores that this process can keep busy: affinity and control group, at least 1."""
-    cores = affinity_cores()
-    limit = cgroup_cpu_limit()
+    return cores_within(cgroup_cpu_limit())
+
+
+def cores_within(limit: float | None) -> int:
+    """Count the cores of the affinity mask that a control group's limit allows, at least 1."""
+    cores = max(1, affinity_cores())
     return cores if limit is None else max(1, min(cores, math.ceil(limit)))
 
 

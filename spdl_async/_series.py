@@ -13,7 +13,6 @@ be made, and never by a finalizer.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import threading
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from spdl_async._runtime.channel import Signal
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.shared import Shared, join_all, new_pool
+from spdl_async._runtime.telling import new_context
 from spdl_async._start import BasePass, Ending, begin_pass
 from spdl_async.errors import RunStateError
 
@@ -49,7 +49,7 @@ class Epoch(BasePass):
     def ended_well(self) -> bool:
         """Whether the consumer has seen its end, without a failure."""
         handover = self.handover
-        return bool(handover.end_seen) and handover.error is None and not handover.closed
+        return bool(handover.end_seen) and not handover.failed and not handover.closed
 
 
 class Series(Ending):
@@ -68,7 +68,7 @@ class Series(Ending):
         self.n = n
         self.overlap = overlap
         self.own_loop = own_loop
-        self.context = contextvars.copy_context()
+        self.context = new_context()
         self.pool = new_pool(order.plan)
         self.lock = threading.Lock()
         self.live: list[Epoch] = []
@@ -127,7 +127,7 @@ class Series(Ending):
         current = self.current
         if not self.overlap or self.closed or not self.more or self.ahead is not None:
             return
-        if current is None or current.retired or current.handover.error is not None:
+        if current is None or current.retired or current.handover.failed:
             return
         if current.engine.source_exhausted and all(epoch is current for epoch in self.live):
             self.ahead = self.begin(begin_pass(self.order))

@@ -16,6 +16,7 @@ from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
 from spdl_async._runtime.shared import Shared
+from spdl_async._runtime.telling import new_context
 from spdl_async.errors import RunStateError, ShutdownTimeout
 from spdl_async.statistics import Failures, RunStatistics
 
@@ -154,6 +155,7 @@ class BasePass(Ending):
             raise RunStateError(self.handover.closed_because)
         self.handover.close()
         self.engine.post_stop()
+        self.engine.rest()
 
     def next(self) -> object:
         """Return the next result in an ordinary thread; ``StopIteration`` after the last."""
@@ -182,7 +184,7 @@ class Started(BasePass):
 
     def __init__(self, order: Order, *, own_loop: bool) -> None:
         epoch = begin_pass(order)
-        context = contextvars.copy_context()
+        context = new_context()
         if own_loop:
             thread = LoopThread(f"spdl_async-{order.plan.name}-loop")
             super().__init__(order, epoch, thread.loop, context, own_loop=True)

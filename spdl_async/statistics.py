@@ -126,7 +126,8 @@ class StageStatistics:
         waiting_room: seconds in which finished items waited for room below.
         queue: items that the stage holds now.
         peak_queue: the most that it held.
-        notes: what the stage has to say besides: an aggregator's own ``statistics()``.
+        notes: what the stage has to say besides: an aggregator's own ``statistics()``, and what ops
+            say by `tally` and `note`, which goes first where both use a name.
         retried: calls that failed and were made again.
         abandoned: calls in threads that were left to themselves when their time was over.
         bytes_held: estimated bytes of the values that the stage holds now; 0 without ``max_bytes``.

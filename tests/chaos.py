@@ -189,7 +189,7 @@ def several(first: int, count: int) -> None:
     """Run the programs of several seeds in a row, and look for what they have left behind."""
     start_pools()
     for start in range(first, first + count, AT_ONCE):
-        with check_leaks(timeout=10.0):
+        with check_leaks(timeout=60.0):  # a virtual machine may stand still for a while
             for seed in range(start, min(start + AT_ONCE, first + count)):
                 one_round(seed)
 

@@ -54,6 +54,9 @@ PLAIN: list[Any] = [
     "",
     "ü\n\x00",
     "\udcff",
+    "\ud83d\ude00",  # not the one character U+1F600
+    "\ud83d\ude00 and \U0001f600",
+    {"\udbff\udfff": Path("\ud83d\ude00")},
     b"",
     b"\x00\xff" * 40,
     Path("a/b.jpg"),
@@ -83,6 +86,12 @@ def test_views_of_bytes_come_back_as_views(through: Any) -> None:
     assert back.readonly
     with pytest.raises(TypeError, match="cannot store memoryview"):
         encode(memoryview(bytearray(8)).cast("d"))  # of numbers: an array is meant
+
+
+def test_a_field_of_a_dtype_whose_name_would_change_is_refused() -> None:
+    assert through_file(np.zeros(1, [("\U0001f600", "<f4")])).dtype.names == ("\U0001f600",)
+    with pytest.raises(TypeError, match="cannot store an array of dtype"):
+        encode(np.zeros(1, [("\ud83d\ude00", "<f4")]))
 
 
 ARRAYS: list[Any] = [

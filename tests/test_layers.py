@@ -17,8 +17,9 @@ LAYERS: dict[str, set[str]] = {
     "aggregators": {"spec", "errors"},
     "spec": {"errors"},
     "_cache": set(),
+    "_limits": set(),
     "_plan": {"_cache", "spec", "errors"},
-    "_runtime": {"_cache", "_plan", "spec", "errors", "statistics"},
+    "_runtime": {"_cache", "_limits", "_plan", "spec", "errors", "statistics"},
     "_loops": set(),
     "_order": {"_plan"},
     "_start": {"_order", "_loops", "_runtime", "_plan", "errors", "statistics"},
@@ -41,7 +42,6 @@ EXTENSIONS: dict[str, set[str]] = {
     "sources": {"io"},
     "testing": {"_runtime"},  # the virtual clock asks the live runs whether a thread has work
     "_demo": {"io", "collate", "_limits"},
-    "_limits": set(),
     "_doctor": {"_limits"},
     "__main__": {"_demo", "_doctor"},
 }

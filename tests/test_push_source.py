@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from spdl_async import BuildError, Pipeline, PipelineBuilder, RunStateError
+from spdl_async import BuildError, Merge, Pipeline, PipelineBuilder, RunStateError
 from spdl_async.sources import PushSource
 
 pytestmark = pytest.mark.timeout(20)
@@ -302,3 +302,53 @@ async def test_a_put_whose_coroutine_is_closed_passes_its_room_on() -> None:
     await asyncio.wait_for(second, 5)
     push.close()
     assert [x async for x in reader] == [2]
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_branch_that_is_never_read_lets_nobody_wait(inline: bool) -> None:
+    read: PushSource[int] = PushSource(1)
+    unread: PushSource[int] = PushSource(1)
+    inner = PipelineBuilder().add_source(Merge(PipelineBuilder().add_source(unread)))
+    source = Merge(PipelineBuilder().add_source(read), inner, weights=[1, 0])
+    failures: list[BaseException] = []
+
+    def feed() -> None:  # the end of one comes only behind what is put into the other
+        try:
+            read.put_sync(1)
+            for number in range(3):
+                unread.put_sync(number)
+        except RunStateError as error:
+            failures.append(error)
+        read.close()
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    with PipelineBuilder().add_source(source).build().run_sync(inline=inline) as run:
+        assert list(run) == [1]
+    feeding.join()
+    (failure,) = failures
+    assert "never reads it (as a branch with a weight of 0)" in str(failure)
+    assert unread.closed
+
+
+def test_a_putter_whose_loop_is_stopped_takes_nobodys_room() -> None:
+    push: PushSource[int] = PushSource(1)
+    push.put_sync(0)
+    stopped = asyncio.new_event_loop()
+    first = stopped.create_task(push.put(1))
+    stopped.run_until_complete(ticks())
+
+    async def second() -> None:
+        putting = asyncio.create_task(push.put(2))
+        await ticks()
+        reader = aiter(push)
+        assert await anext(reader) == 0  # wakes the first, which cannot go on
+        await asyncio.wait_for(putting, 5)
+        assert await anext(reader) == 2
+        await asyncio.to_thread(stopped.run_until_complete, first)  # nothing was lost
+        assert await anext(reader) == 1
+
+    try:
+        asyncio.run(second())
+    finally:
+        stopped.close()

@@ -4,7 +4,8 @@ A node is a scalar (``None``, a bool, float, str or int below 2**63) as it is, o
 element says what it is::
 
     ["i", hex]                            a larger int
-    ["p", text]                           a path
+    ["s", buffer]                         a str that JSON would change, in UTF-8 with lone surrogates
+    ["p", text node]                      a path
     ["l", node, …]  ["t", node, …]        a list, a tuple
     ["d", [key node, node], …]            a dict, in its order
     ["b", buffer]   ["B", buffer]         bytes, bytearray
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +37,8 @@ KINDS: Final = (
     "numpy arrays, torch tensors, bytes, str, numbers, None, paths, and lists, tuples and dicts of "
     "them"
 )
+# Two lone surrogates that look like one character in UTF-16, which JSON's escapes are.
+PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 DTYPE: Final = re.compile(r"[<>|=][a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}(/\d{1,9})?\])?")
 At = tuple[Any, Any] | None
 
@@ -86,7 +90,9 @@ class Encoder:
             return value if -(2**63) <= value < 2**63 else ["i", hex(value)]
         if kind is str:
             self.size += len(value)
-            return value
+            if value.isascii() or PAIR.search(value) is None:
+                return value
+            return ["s", self.buffer(value.encode("utf-8", "surrogatepass"))]
         if kind is bytes:
             return ["b", self.buffer(value)]
         if kind is np.ndarray or kind is np.memmap:
@@ -105,7 +111,7 @@ class Encoder:
         if kind is memoryview and value.format == "B" and value.ndim == 1:
             return ["v", self.buffer(bytes(value))]
         if isinstance(value, PurePath):
-            return ["p", str(value)]
+            return ["p", self.node(str(value), at, depth)]
         raise refusal(value, at)
 
     def container(self, value: Any, at: At, depth: int) -> Any:
@@ -184,7 +190,7 @@ def described(dtype: Any) -> Any:
     if dtype.hasobject:
         return None
     descr = dtype.str if dtype.fields is None else np.lib.format.dtype_to_descr(dtype)
-    made = as_lists(descr)
+    made = json.loads(json.dumps(as_lists(descr)))  # as it will be read: names may change in JSON
     try:
         return made if dtype_of(made) == dtype else None
     except (TypeError, ValueError):
@@ -253,7 +259,9 @@ class Decoder:
         if tag == "v":
             return memoryview(bytes(self.buffers[node[1]]))
         if tag == "p":
-            return Path(node[1])
+            return Path(self.value(node[1]))
+        if tag == "s":
+            return str(self.buffers[node[1]], "utf-8", "surrogatepass")
         if tag == "i":
             return int(node[1], 16)
         raise ValueError(f"a node of kind {tag!r}")

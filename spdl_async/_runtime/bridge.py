@@ -39,6 +39,7 @@ class Handover:
         delivered: results taken.
         waiting: seconds in which consumers waited.
         end_seen: when a consumer first learned that there is no more.
+        failed: whether the pass has failed; the error itself is kept for consumers only.
         on_wait: told, in the consumer's thread, that a consumer begins to wait.
         claim: what a result goes through in the consumer's thread.
     """
@@ -53,6 +54,7 @@ class Handover:
         self.closed_because = CLOSED_WHILE_WAITING
         self.at_exit = False
         self.error: BaseException | None = None
+        self.failed = False
         self.trace: Any = None
         self.delivered = 0
         self.waiting = 0.0
@@ -80,6 +82,8 @@ class Handover:
 
     def put(self, items: list[Item]) -> None:
         """Add results and wake as many waiting consumers."""
+        if self.closed:
+            return
         self.buffer.extend(items)
         for _ in items:
             self._wake_one()
@@ -87,17 +91,28 @@ class Handover:
     def finish(self, error: BaseException | None) -> None:
         """End the results; the error is attached before anyone can see the end."""
         if not self.ended:
-            self.error = error
+            self.error, self.failed = error, error is not None
             self.trace = None if error is None else error.__traceback__
             self.ended = True
+            if self.closed:
+                self._let_go()
             self._wake_all()
 
     def close(self) -> None:
-        """End for good: what waits is told, what is in the buffer is dropped."""
+        """End for good: what waits is told, what is in the buffer is dropped, a failure is let go."""
         self.closed = True
         self.buffer.clear()
+        self._let_go()
         self._wake_all()
         self._tell_room()
+
+    def _let_go(self) -> None:
+        """Let go of a failure that nobody can be told any more: its frames hold items."""
+        self.error = self.trace = None
+
+    def forget_engine(self) -> None:
+        """Keep nothing of the engine alive, which needs no room any more."""
+        self._on_room = None
 
     def settle(self, ledger: Ledger) -> None:
         """Account for the results that were taken; on the engine's loop, or after its end."""
@@ -185,6 +200,8 @@ class Handover:
         except IndexError:
             pass
         else:
+            if self.closed:  # meanwhile: what came before it is gone
+                raise RunStateError(self.closed_because)
             value, item.value = item.value, None
             self.taken.append(item)
             self.delivered += 1
@@ -198,20 +215,27 @@ class Handover:
         if self.ended and not self.buffer:
             if not self.end_seen:
                 self.end_seen = clock()
-            if self.error is not None:
-                raise self.error.with_traceback(self.trace)
+            error = self.error
+            if error is not None:
+                try:
+                    raise error.with_traceback(self.trace)
+                finally:
+                    del error  # which would hold itself by this frame
+            if self.closed:  # in between
+                raise RunStateError(self.closed_because)
             raise StopAsyncIteration
         raise Empty
 
     def _tell_room(self) -> None:
-        if self._room_called or self.engine_loop is None or self._on_room is None:
+        on_room = self._on_room
+        if self._room_called or self.engine_loop is None or on_room is None:
             return
         self._room_called = True
         if threading.get_ident() == self._engine_thread:
-            self._on_room()
+            on_room()
             return
         try:
-            self.engine_loop.call_soon_threadsafe(self._on_room)
+            self.engine_loop.call_soon_threadsafe(on_room)
         except RuntimeError:  # the engine's loop is closed: it needs no room any more
             pass
 
@@ -336,9 +360,10 @@ class Sink:
         handover = self._handover
         handover.room_seen()
         handover.settle(self._ledger)
-        self._account(0)
-        if self.on_demand is not None and not handover.ended:
-            self.on_demand()
+        if not handover.closed:  # else nobody wants more
+            self._account(0)
+            if self.on_demand is not None and not handover.ended:
+                self.on_demand()
         if self.on_emptied is not None and not handover.buffer:
             self.on_emptied()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from spdl_async._runtime.meter import Meter
 
 
 class Stoppable(Protocol):
@@ -16,6 +19,10 @@ class Stoppable(Protocol):
     @property
     def host(self) -> object:
         """The engine that it is a part of."""
+
+    @property
+    def meter(self) -> Meter | None:
+        """The meter of the stage whose op runs; ``None`` where no op does."""
 
 
 class _Current(threading.local):

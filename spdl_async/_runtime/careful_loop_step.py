@@ -12,6 +12,7 @@ from spdl_async._runtime.meter import clock
 from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.retrying import Backoff
 from spdl_async._runtime.step import guarded
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import DONE, DROPPED, Item, OpFailure
 from spdl_async.spec.markers import DROP
 
@@ -49,6 +50,7 @@ class CarefulLoopStep(LoopStep):
         return None if self.halted or not self.inbox else self.inbox.popleft()
 
     async def serve(self) -> None:
+        speaker.set(self.meters[0])
         deadline = None if self.timeout is None else Deadline(self, self.timeout)
         resumed = clock()
         while not self.closed:

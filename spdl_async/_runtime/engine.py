@@ -49,6 +49,7 @@ from spdl_async._runtime.stall import StallWatch
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.ticket import Ledger
 from spdl_async._runtime.wire import lay_chain
+from spdl_async._runtime.workers import is_at_work, threads_of
 from spdl_async.statistics import Failures, RunStatistics, StageStatistics
 
 logger = logging.getLogger("spdl_async")
@@ -100,6 +101,7 @@ class Engine:
         self.loop_thread: threading.Thread | None = None
         self.started = clock()
         self.finished: float | None = None
+        self.final: RunStatistics | None = None
         self.stall: StallWatch | None = None
         if stall_warning is not None:
             self.stall = StallWatch(self, stall_warning, own_loop=own_loop)
@@ -209,10 +211,19 @@ class Engine:
             self.handover.close_at_exit()
         elif not self.handover.ended:
             self.handover.close()
-        self.finished = clock()
         self.let_go = not all(step.quiet for step in self.steps)
+        self.finished = clock()
         if self.shared is None and not self.let_go:
             registry.discard(self)
+        self.rest()
+
+    def rest(self) -> None:
+        """Keep the numbers alone when all is over: steps hold items. Passes of a series may share slots."""
+        over = self.finished and self.handover.closed and not self.let_go
+        if over and self.shared is None and self.final is None:
+            self.final = snapshot_of(self)
+            self.handover.forget_engine()
+            self.steps, self.at_end, self.watchers, self.budget = [], [], [], None
 
     def shut_pool(self) -> None:
         """Let the pools' threads end, where no other pass uses them."""
@@ -358,18 +369,11 @@ class Engine:
 
     def at_work(self) -> bool:
         """Tell whether a thread of the run has work, as opposed to waiting for some."""
-        pullers = [s.puller for s in self.steps if isinstance(s, SourceStep)]
-        pools = [self.pool, *self.own_pools]
-        return any(pool.busy for pool in pools) or any(p.alive and not p.starving for p in pullers)
+        return is_at_work(self)
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads of the run that have not ended."""
-        pullers = [s.puller.thread for s in self.steps if isinstance(s, SourceStep)]
-        # Those that are shared outlive the pass: whoever shares them looks after them.
-        pool = self.pool.threads if self.shared is None else ()
-        own = [thread for pool in self.own_pools for thread in pool.threads]
-        threads = [self.loop_thread, *pullers, *pool, *own]
-        return [thread for thread in threads if thread is not None and thread.is_alive()]
+        return threads_of(self)
 
     # Looking
 
@@ -384,15 +388,13 @@ class Engine:
 
     def statistics(self) -> RunStatistics:
         """Return a snapshot, from any thread."""
-        return snapshot_of(self)
+        return self.final or snapshot_of(self)
 
     def end_time(self) -> float:
         """Return when the pass ended, for its consumer; now, while it has not."""
-        if self.handover.end_seen:
-            return self.handover.end_seen
-        if self.finished is not None and self.handover.closed:
+        if not self.handover.end_seen and self.finished is not None and self.handover.closed:
             return self.finished
-        return clock()
+        return self.handover.end_seen or clock()
 
     def report(self) -> str:
         """Say what still runs: stage, item, and the stack of the thread or task."""

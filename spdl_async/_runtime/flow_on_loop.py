@@ -12,6 +12,7 @@ from spdl_async._runtime.failures import caught
 from spdl_async._runtime.flow import Flow
 from spdl_async._runtime.meter import clock
 from spdl_async._runtime.pace import SLICE_SECONDS
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import OpFailure
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 async def produce(step: ThreadFlowStep, flow: Flow, value: Any) -> None:
     """Drive one flow on the loop."""
+    speaker.set(step.meters[0])
     began = clock()
     failure = None
     deadline = None if step.timeout is None else Deadline(step, step.timeout)

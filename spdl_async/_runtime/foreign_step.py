@@ -7,6 +7,7 @@ traceback comes along as a note.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import traceback
 from asyncio import TimerHandle
@@ -27,14 +28,30 @@ from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.retrying import Backoff
 from spdl_async._runtime.slotted_step import SlottedStep
 from spdl_async._runtime.step import Host, guarded
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item, OpFailure, where_is
 from spdl_async.spec.markers import DROP
 
 Outcome = tuple[str, int, Any, str, float]
 
 
-def work(calls: tuple[Callable[[Any], Any], ...], value: Any) -> Outcome:
+@functools.cache
+def unread_meter(concurrency: int) -> Meter:
+    """Return what ops in a worker speak to: it tells them how many they are, and nobody looks."""
+    return Meter("", "executor", concurrency)
+
+
+def work(calls: tuple[Callable[[Any], Any], ...], value: Any, concurrency: int) -> Outcome:
     """Run ops on a value in a worker; return (how it ended, op index, value or error, text, s)."""
+    before = speaker.set(unread_meter(concurrency))
+    try:
+        return outcome_of(calls, value)
+    finally:
+        speaker.reset(before)
+
+
+def outcome_of(calls: tuple[Callable[[Any], Any], ...], value: Any) -> Outcome:
+    """Run ops on a value."""
     began = clock()
     plain: set[type] = set()
     at = 0
@@ -150,7 +167,7 @@ class ForeignStep(SlottedStep):
             else:
                 return
             try:
-                future = self.executor.submit(work, self.calls, item.value)
+                future = self.executor.submit(work, self.calls, item.value, self.concurrency)
             except Exception as error:  # noqa: BLE001 -- a dead or closed executor fails the item
                 self.fail(item, 0, caught(error), "")
                 self.advance_soon()

@@ -27,6 +27,7 @@ from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
     from spdl_async._runtime.hopping_step import HoppingStep
+    from spdl_async._runtime.meter import Meter
     from spdl_async._runtime.thread_step import ThreadStep
 
 QUANTUM = 0.005
@@ -100,6 +101,11 @@ class BaseHop:
     def host(self) -> object:
         """The engine that its step is a part of."""
         return self.step.host
+
+    @property
+    def meter(self) -> Meter:
+        """The meter of the op that runs."""
+        return self.step.meters[self.at]
 
     @property
     def cancelled(self) -> bool:

@@ -7,7 +7,6 @@ results are those of the engine; concurrency, executors and completion order hav
 
 from __future__ import annotations
 
-import contextvars
 import functools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextvars import Context
@@ -30,7 +29,6 @@ from spdl_async._plan.steps import (
     Plan,
     RoutePlan,
     StepPlan,
-    sources_of,
 )
 from spdl_async._runtime.batch_step import batch_of
 from spdl_async._runtime.failures import FailureLog, Judge, Judges, caught, warn_of_nothing
@@ -49,7 +47,8 @@ from spdl_async._runtime.inline_shapes import HeldItems, Waiting, batches, shape
 from spdl_async._runtime.inline_source import read
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.notes import has_notes, notes_of
-from spdl_async._runtime.source_step import left_unread
+from spdl_async._runtime.source_step import tell_unread
+from spdl_async._runtime.telling import new_context, speaker
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import Failures, RunStatistics
@@ -78,7 +77,8 @@ class InlinePass:
         self.log = FailureLog()
         self.meters: list[Meter] = []
         # Each call runs in a copy of the context of the run's start, as everywhere.
-        self.context = contextvars.copy_context()
+        self.context = new_context()
+        self.contexts: dict[Meter, Context] = {}
         self.judges = Judges(self.log, self.context, seed=plan.seed, epoch=epoch)
         self.loop = InlineLoop(self.context)
         self.started = clock()
@@ -87,6 +87,7 @@ class InlinePass:
         self.working = 0.0
         self.over = False
         self.error: BaseException | None = None
+        self.failed = False
         self.parts: list[Items] = []
         self.fed_by: dict[Items, tuple[Items, ...]] = {}
         self.last = self.lay(plan)
@@ -132,12 +133,13 @@ class InlinePass:
                 self.over = True
                 self.error = self.judges.at_end()
                 if self.error is not None:
+                    self.failed = True
                     raise self.error from None
                 if not self.delivered:
                     warn_of_nothing(self.plan.name, self.epoch, self.statistics().stages)
             raise
         except BaseException as error:
-            self.over = True
+            self.over = self.failed = True
             self.error = error
             raise
         finally:
@@ -146,14 +148,16 @@ class InlinePass:
         return item.value if self.plan.claim is None else self.plan.claim(item.value)
 
     def close(self) -> None:
-        """Close the generators of the chain, those of user code included, and the loop."""
+        """Close the generators of the chain, those of user code included, and the loop.
+
+        A failure is let go of, as nobody can be told any more and its frames hold items.
+        """
+        self.error = None
         for part in reversed(self.parts):
             part.close()
         self.loop.close()
         self.judges.forget()
-        for source in sources_of(self.plan.source):
-            if (tell := left_unread(source)) is not None:
-                tell()
+        tell_unread(self.plan.source)
         if self.finished is None:
             self.finished = clock()
 
@@ -181,7 +185,7 @@ class InlinePass:
             peak_in_flight=1,
             failures=self.log.total,
             threads=0,
-            ended=self.over and self.error is None,
+            ended=self.over and not self.failed,
         )
 
     # Calls
@@ -191,6 +195,14 @@ class InlinePass:
         meter = Meter(op.name, kind, 1)
         self.meters.append(meter)
         return op, meter, self.judges.of(op)
+
+    def context_of(self, meter: Meter) -> Context:
+        """Return a fresh context for a call of a stage's op."""
+        context = self.contexts.get(meter)
+        if context is None:
+            context = self.contexts[meter] = self.context.copy()
+            context.run(speaker.set, meter)
+        return context.copy()
 
     def settle(self, judge: Judge, meter: Meter, item: Item, failure: OpFailure) -> None:
         """Apply a policy to a failure; raise what ends the run."""
@@ -335,7 +347,7 @@ class InlinePass:
             failure = None
             began = clock()
             try:
-                context = self.context.copy()
+                context = self.context_of(meter)
                 if aggregator is None:
                     aggregator = context.run(plan.op.call)
                     held.told = getattr(aggregator, "tells_members", False)

@@ -11,6 +11,7 @@ from spdl_async._runtime.batch_step import batch_of, not_a_list
 from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.merge_step import uneven
 from spdl_async._runtime.meter import Meter
+from spdl_async._runtime.source_step import tell_unread
 from spdl_async._runtime.ticket import Item, OpFailure
 from spdl_async._runtime.turns import Turns
 from spdl_async._runtime.way import in_places
@@ -35,7 +36,12 @@ def merged(run: InlinePass, plan: MergePlan) -> Items:
             f"run_sync(inline=True): {plan.op.name!r} mixes its branches by an async generator "
             f"function, which needs them to run beside it; leave inline out"
         )
-    branches = {at: run.lay(branch) for at, branch in enumerate(plan.branches) if plan.reads(at)}
+    branches: dict[int, Items] = {}
+    for at, branch in enumerate(plan.branches):
+        if plan.reads(at):
+            branches[at] = run.lay(branch)
+        else:
+            tell_unread(branch.source)
     _, meter, judge = run.stage(plan.op, plan.how if plan.how == "zip" else "merge")
     if plan.how == "zip":
         made = zipped(plan, list(branches.values()), meter, judge)

@@ -30,9 +30,10 @@ def attempt(
     failure = None
     value = None
     try:
-        value = run.context.copy().run(op.call, item.value)
+        context = run.context_of(meter)
+        value = context.run(op.call, item.value)
         if type(value) not in plain and not is_plain(value, plain) and value is not DROP:
-            value = run.loop.wait_for(value, op.timeout)
+            value = context.run(run.loop.wait_for, value, op.timeout)
     except RunStateError:
         raise
     except BaseException as error:  # noqa: BLE001 -- the policy decides
@@ -65,7 +66,7 @@ def flow(
 ) -> Generator[Item, None, tuple[OpFailure | None, int]]:
     """Call a 1→n op once; return how it failed and how many values it has made."""
     op, meter, judge = stage
-    context = run.context.copy()
+    context = run.context_of(meter)
     values: Iterator[Any] = iter(())
     failure = None
     began = clock()

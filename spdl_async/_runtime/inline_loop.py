@@ -13,6 +13,7 @@ from spdl_async._plan.steps import OpPlan
 from spdl_async._runtime.deadline import stack_of_error
 from spdl_async._runtime.flow import close as close_generator
 from spdl_async._runtime.flow import iterate
+from spdl_async._runtime.telling import speaker
 from spdl_async.errors import RunStateError
 
 Outcome = tuple[str, Any]
@@ -52,7 +53,9 @@ class InlineLoop:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
         """Make a task of the run; it goes on while something is waited for."""
-        return self.get(instead_of=work).create_task(work, context=self.context.copy())
+        loop, context = self.get(instead_of=work), self.context.copy()
+        context.run(speaker.set, speaker.get())  # of the stage whose call this is
+        return loop.create_task(work, context=context)
 
     def wait_for(self, awaitable: Awaitable[Any], seconds: float | None = None) -> Any:
         """Run an awaitable to its end.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def read(run: InlinePass, plan: SourcePlan, stage: Stage) -> Items:
     """Read the source."""
     op, meter, judge = stage
-    context = run.context.copy()
+    context = run.context_of(meter)
     iterator = context.run(open_source, run, plan, judge)
     in_a_row, first, index = 0, None, 0
     try:

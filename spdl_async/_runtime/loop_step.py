@@ -14,6 +14,7 @@ from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.slotted_step import SlottedStep
 from spdl_async._runtime.step import Host, guarded
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, Item
 from spdl_async.spec.markers import DROP
 
@@ -114,6 +115,7 @@ class LoopStep(SlottedStep):
 
     async def serve(self) -> None:
         """Take items from the inbox until the input has ended."""
+        speaker.set(self.meters[0])
         inbox = self.inbox
         while not self.halted:
             if not inbox:

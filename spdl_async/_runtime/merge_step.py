@@ -14,6 +14,7 @@ from spdl_async._runtime.failures import Judge, caught
 from spdl_async._runtime.meter import Meter, clock
 from spdl_async._runtime.pace import SLICE_SECONDS, Pace
 from spdl_async._runtime.step import Host, Step
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import Item
 from spdl_async._runtime.turns import Turns
 from spdl_async.spec.markers import DROP
@@ -245,6 +246,7 @@ class MixStep(MergeStep):
     async def merge(self) -> None:
         branches = [Branch(self, at) for at in range(len(self.inputs))]
         self.occupied = True
+        speaker.set(self.meters[0])
         try:
             values = self.mix(branches)
             try:

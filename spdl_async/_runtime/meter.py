@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from time import perf_counter as clock
+from types import MappingProxyType
 
 from spdl_async.statistics import NO_NOTES, StageStatistics
 
@@ -12,13 +14,14 @@ class Meter:
     """What one stage did.
 
     ``busy``, ``calls`` and the other numbers are written on the loop only; hops keep their own
-    numbers in their thread and hand them over when they end.
+    numbers in their thread and hand them over when they end. What ops say themselves (``tally``,
+    ``note``) is added from any thread.
     """
 
     __slots__ = (
         "abandoned", "blocked_since", "busy", "bytes", "calls", "concurrency", "dropped", "failed",
-        "items_in", "items_out", "kind", "name", "notes", "peak", "peak_bytes", "queue", "retried",
-        "waiting_input", "waiting_room",
+        "items_in", "items_out", "kind", "lock", "name", "notes", "peak", "peak_bytes", "queue",
+        "retried", "said", "waiting_input", "waiting_room",
     )  # fmt: skip
 
     def __init__(self, name: str, kind: str, concurrency: int) -> None:
@@ -41,6 +44,35 @@ class Meter:
         self.abandoned = 0
         self.bytes = 0
         self.peak_bytes = 0
+        self.said: dict[str, object] = {}
+        # Reentrant: a finalizer that runs while it is held may have something to say, too.
+        self.lock = threading.RLock()
+
+    def add(self, name: str, n: float) -> None:
+        """Add to a counter that an op keeps.
+
+        Raises:
+            TypeError: the name was given to something else.
+        """
+        with self.lock:
+            before = self.said.get(name, 0)
+            if not isinstance(before, (int, float)):
+                raise TypeError(
+                    f"tally({name!r}): note() has set this name to {before!r}, which is no number"
+                )
+            self.said[name] = before + n
+
+    def set(self, name: str, value: object) -> None:
+        """Set what an op says."""
+        with self.lock:
+            self.said[name] = value
+
+    def all_notes(self) -> Mapping[str, object]:
+        """Return the notes, and what ops have said, which goes first where both use a name."""
+        if not self.said:
+            return self.notes
+        with self.lock:
+            return MappingProxyType({**self.notes, **self.said})
 
     def unblock(self) -> None:
         """Count the time since finished items began to wait for room; now none do."""
@@ -68,7 +100,7 @@ class Meter:
             waiting_room=self.waiting_room + blocked,
             queue=self.queue,
             peak_queue=self.peak,
-            notes=self.notes,
+            notes=self.all_notes(),
             retried=self.retried,
             abandoned=self.abandoned,
             bytes_held=self.bytes,

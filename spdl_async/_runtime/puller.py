@@ -24,6 +24,7 @@ from spdl_async._runtime.ticket import DROPPED, KEPT_TYPES, Item, kept_source
 from spdl_async.spec.markers import DROP
 
 if TYPE_CHECKING:
+    from spdl_async._runtime.meter import Meter
     from spdl_async._runtime.source_step import SourceStep
 
 NOT_ASYNC = (
@@ -57,6 +58,11 @@ class Puller:
         self.seen = -1
         self.timer: TimerHandle | None = None
         self.gate: SimpleQueue[None] = SimpleQueue()
+
+    @property
+    def meter(self) -> Meter:
+        """The meter of the source."""
+        return self.step.meters[0]
 
     # On the loop
 

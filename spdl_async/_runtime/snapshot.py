@@ -18,7 +18,7 @@ def snapshot_of(engine: Engine) -> RunStatistics:
         handover.settle(ledger)
     stages = engine.stage_statistics()
     in_flight = ledger.opened - ledger.closed
-    ended = bool(handover.end_seen) and handover.error is None
+    ended = bool(handover.end_seen) and not handover.failed
     if engine.finished is not None and handover.ended and not handover.buffer:
         in_flight = 0  # what take or a failure has left above comes no more
     if ended:

@@ -14,6 +14,7 @@ from spdl_async._runtime.deadline import Deadline
 from spdl_async._runtime.gates import Gate
 from spdl_async._runtime.pace import SLICE_SECONDS
 from spdl_async._runtime.puller import NOT_ASYNC
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import DROPPED, Item, kept_source
 from spdl_async.spec.markers import DROP
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 async def read_async(step: SourceStep, given: Any) -> BaseException | None:
     """Read an async iterable on the loop, closing it in this task."""
+    speaker.set(step.meters[0])
     try:
         source = step.open_source() if given is None else given
         if inspect.isawaitable(source):

@@ -15,7 +15,7 @@ from operator import attrgetter
 from time import perf_counter as clock
 from typing import Any
 
-from spdl_async._plan.steps import MAX_CHUNK, SourcePlan
+from spdl_async._plan.steps import MAX_CHUNK, MergePlan, SourcePlan, sources_of
 from spdl_async._runtime.asking import hear
 from spdl_async._runtime.budget import Budget
 from spdl_async._runtime.channel import Outlet, Signal
@@ -52,6 +52,13 @@ def left_unread(source: SourcePlan) -> Callable[[], None] | None:
     """Return what tells a source that its run has ended, in case that never began to read it."""
     given = source.source
     return given.left_unread if hasattr(type(given), "left_unread") else None
+
+
+def tell_unread(source: SourcePlan | MergePlan) -> None:
+    """Tell the sources of a chain that is not read that this run has ended for them."""
+    for each in sources_of(source):
+        if (tell := left_unread(each)) is not None:
+            tell()
 
 
 class SourceStep(Step):

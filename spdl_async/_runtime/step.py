@@ -52,6 +52,7 @@ class Step:
     occupied = False  # user code that no gate knows of is at work
     keeps_values = False  # hands on the values that it took, so they need not be measured again
     puts_together = False  # what it hands on are lists or tuples of what it took
+    meter: Meter | None = None  # what runs as the step itself is a lifespan's code, and no op
     gathering = False  # holds items until there are enough
 
     def __init__(self, host: Host, source: Channel | None, out: Outlet) -> None:

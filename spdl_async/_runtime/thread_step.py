@@ -17,6 +17,7 @@ from spdl_async._runtime.hopping_step import HoppingStep
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pace import Pace
 from spdl_async._runtime.step import Host
+from spdl_async._runtime.telling import speaker
 from spdl_async._runtime.ticket import DONE, DROPPED, FAILED, PENDING, Item, OpFailure
 from spdl_async.spec.markers import DROP
 from spdl_async.statistics import StageStatistics
@@ -159,6 +160,7 @@ class ThreadStep(HoppingStep):
     async def await_result(self, hop: MapHop, item: Item, awaitable: Any) -> None:
         """Await one result, then finish the item or run the rest of its group in a new hop."""
         at = item.at
+        speaker.set(self.meters[at])
         argument, hop.argument = hop.argument, None
         began = self.host.loop.time()
         deadline = None if self.timeout is None else Deadline(self, self.timeout)

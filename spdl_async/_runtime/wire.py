@@ -41,7 +41,7 @@ from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.pool import ThreadPool
 from spdl_async._runtime.route_step import RouteStep
 from spdl_async._runtime.shape_step import EnumerateStep, ShuffleStep, SkipStep, TakeStep
-from spdl_async._runtime.source_step import SourceStep, left_unread
+from spdl_async._runtime.source_step import SourceStep, left_unread, tell_unread
 from spdl_async._runtime.step import Step
 from spdl_async._runtime.thread_step import ThreadStep
 from spdl_async._runtime.timed_step import TimedFlowStep, TimedThreadStep
@@ -72,6 +72,8 @@ def lay_merge(engine: Engine, plan: MergePlan, out: Outlet) -> Step:
     for at, branch in enumerate(plan.branches):
         if plan.reads(at):
             last.append(lay_chain(engine, branch, inputs[at]))
+        else:
+            tell_unread(branch.source)
     step = make_merge(engine, plan, inputs, out)
     step.above = tuple(last)
     return step

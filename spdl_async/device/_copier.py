@@ -268,12 +268,18 @@ class Copier:
 
     def _moved(self, leaf: Leaf) -> tuple[Any, Any]:
         """Move what brings its own ``to``; return the result, and what it was copied from."""
-        if leaf.kind == "object":
-            source = leaf.thing
-            if self._staging is not None and callable(getattr(source, "pin_memory", None)):
+        source = leaf.tensor if leaf.kind != "object" else leaf.thing
+        try:
+            if (
+                leaf.kind == "object"
+                and self._staging is not None
+                and callable(getattr(source, "pin_memory", None))
+            ):
                 source = source.pin_memory()
             return self._backend.move(source), source
-        return self._backend.move(leaf.tensor), leaf.tensor
+        except Exception as error:
+            error.add_note(f"spdl_async: raised by {leaf.where}, a {type(source).__name__}")
+            raise
 
     def _done(self, found: Found) -> Any:
         """Copy without streams; what is there already stays as it is."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from spdl_async.errors import ArchiveError
-from spdl_async.io._extras import need
+from spdl_async.io._compressed import PackedError, codec_for, inflated
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,11 +30,7 @@ PIECE: Final = 1 << 20
 """Most bytes that are asked for at once: a file allocates what it is asked for before it reads."""
 
 PACKED_CHUNK: Final = 1 << 16
-"""Compressed bytes that are handed to zlib at a time, whose output is bounded by ``CHUNK``."""
-
-ZSTD_CHUNK: Final = 1 << 12
-"""Compressed bytes that are handed to zstd at a time. Its output cannot be bounded, but a block of at
-least 4 bytes gives at most 128 KiB: 128 MiB at worst."""
+"""Compressed bytes that are read at a time; pieces of what they hold are bounded by ``CHUNK``."""
 
 _OTHERS: Final = {
     b"PK\x03\x04": "a zip archive: use iter_zip",
@@ -107,8 +102,10 @@ class Streamed:
     def _next(self, count: int) -> bytes:
         try:
             return self._read(count)
-        except _PackedError as error:
-            self.why = str(error)
+        except PackedError as error:
+            reason = error.reason
+            what = "cut short" if reason is None else f"damaged ({reason})"
+            self.why = f"the {error.kind} data is {what}"
             self._read = bytes_of_nothing
             return b""
 
@@ -171,10 +168,6 @@ def bytes_of_nothing(_: int) -> bytes:
     return b""
 
 
-class _PackedError(Exception):
-    """Compressed data that cannot be read on, for `Streamed` to keep."""
-
-
 def name_of(source: object) -> str:
     """Return what messages call a source that was given without a name."""
     if isinstance(source, (str, os.PathLike)):
@@ -207,7 +200,9 @@ def open_window(source: str | os.PathLike[str] | Buffer | BinaryStream) -> Gener
         with open(source, "rb") as file:
             status = os.fstat(file.fileno())
             whole = stat.S_ISREG(status.st_mode) and status.st_size > 0
-            if not whole or _packer(file.peek(8)[:8]):  # what /proc shows has no size to map
+            if not whole or codec_for(
+                file.peek(8)[:8], CHUNK
+            ):  # what /proc shows has no size to map
                 yield _streamed(_reader(file))
                 return
             # The views that are given out keep the mapping alive, and the last one ends it.
@@ -217,9 +212,9 @@ def open_window(source: str | os.PathLike[str] | Buffer | BinaryStream) -> Gener
         yield _streamed(_reader(source))
     else:
         view = memoryview(source).cast("B")
-        if packer := _packer(bytes(view[:8])):
+        if codec := codec_for(bytes(view[:8]), CHUNK):
             pieces = (bytes(view[i : i + PACKED_CHUNK]) for i in range(0, len(view), PACKED_CHUNK))
-            yield Streamed(_one_after_another(packer(pieces)))
+            yield Streamed(_one_after_another(inflated(pieces, codec)))
         else:
             yield Mapped(view)
 
@@ -255,8 +250,8 @@ def _streamed(read: Callable[[int], bytes]) -> Streamed:
     head = b""
     while len(head) < 8 and (chunk := read(8 - len(head))):  # a read may be as short as one byte
         head += chunk
-    packer = _packer(head)
-    if packer is None:
+    codec = codec_for(head, CHUNK)
+    if codec is None:
         window = Streamed(read)
         window.data = head
         return window
@@ -266,70 +261,7 @@ def _streamed(read: Callable[[int], bytes]) -> Streamed:
         while chunk := read(PACKED_CHUNK):
             yield chunk
 
-    return Streamed(_one_after_another(packer(again())))
-
-
-def _packer(head: bytes) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:
-    """Return what decompresses an archive that begins like this, ``None``: it is not compressed."""
-    if head[:2] == b"\x1f\x8b":
-        return _gunzip
-    # The second is a skippable frame, with which a file for parallel decompression may begin.
-    if head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5):
-        return _unzstd
-    return None
-
-
-def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress gzip members one after the other; zlib checks length and CRC of each."""
-    member = zlib.decompressobj(wbits=31)
-    begun = False
-    for chunk in chunks:
-        rest = chunk
-        while rest:
-            if not begun:
-                rest = rest.lstrip(b"\0")  # some writers pad with zeros
-                if not rest:
-                    break
-                begun = True
-            try:
-                out = member.decompress(rest, CHUNK)
-            except zlib.error as error:
-                raise _PackedError(f"the gzip data is damaged ({error})") from None
-            if out:
-                yield out
-            rest = member.unconsumed_tail
-            if member.eof:
-                rest = member.unused_data
-                member, begun = zlib.decompressobj(wbits=31), False
-    if begun:
-        if out := member.flush():  # what did not fit into the last piece
-            yield out
-        if not member.eof:
-            raise _PackedError("the gzip data is cut short")
-
-
-def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress zstd frames one after the other."""
-    zstd = need("zstandard", "text")
-    maker = zstd.ZstdDecompressor()
-    frame, begun = maker.decompressobj(), False
-    for chunk in chunks:
-        for start in range(0, len(chunk), ZSTD_CHUNK):
-            rest = chunk[start : start + ZSTD_CHUNK]
-            while rest:
-                begun = True
-                try:
-                    out = frame.decompress(rest)
-                except zstd.ZstdError as error:
-                    raise _PackedError(f"the zstd data is damaged ({error})") from None
-                if out:
-                    yield out
-                rest = b""
-                if frame.eof:
-                    rest = frame.unused_data
-                    frame, begun = maker.decompressobj(), False
-    if begun:
-        raise _PackedError("the zstd data is cut short")
+    return Streamed(_one_after_another(inflated(again(), codec)))
 
 
 def hint(head: bytes) -> str:

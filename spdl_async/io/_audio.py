@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 
+_MOST_RATIO = 400
+"""From 384 kHz down to 1 kHz, or the other way round. Samples beyond that are no sounds any more."""
+
+_MOST_REPEATED = 1024
+"""Channels to make of a mono sound: as many as libsndfile knows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AudioInfo:
     """What the header of a sound says.
@@ -76,7 +83,7 @@ class _Wanted:
 
     def range_in(self, frames: int, rate: int) -> tuple[int, int]:
         """Return the first frame and how many frames to read."""
-        first = round(self.offset * rate)
+        first = round(min(self.offset * rate, frames + 1))
         if first > frames:
             raise ValueError(
                 f"offset={self.offset} s lies behind the end: the sound is "
@@ -86,9 +93,9 @@ class _Wanted:
         if self.duration is None:
             return first, rest
         # One more where it is resampled, so that no rounding leaves the result a frame short.
-        exact = self.duration * rate
+        exact = min(self.duration * rate, rest)
         resampled = self.sample_rate not in (None, rate)
-        return first, min(math.ceil(exact) if resampled else round(exact), rest)
+        return first, math.ceil(exact) if resampled else round(exact)
 
 
 def decode_audio(
@@ -112,9 +119,9 @@ def decode_audio(
     Args:
         data: the content of a file, as any contiguous bytes-like object.
         sample_rate: frames a second that the result shall have; ``None`` keeps the sound's own.
-            Resampled by libsoxr at its quality ``HQ``.
+            Resampled by libsoxr at its quality ``HQ``, by a factor of at most 400 up or down.
         channels: ``None`` keeps the sound's own; 1 is the mean of all channels; another number
-            repeats a mono sound. Any other change of the number is an error, since nothing says
+            (to 1,024) repeats a mono sound. Any other change of the number is an error, since nothing says
             which channel belongs where.
         offset: seconds to leave out at the start.
         duration: seconds to decode at most; ``None`` is up to the end. Where the sound is long
@@ -128,7 +135,7 @@ def decode_audio(
         DecodeError: the data is damaged, no sound, or ends before the last frame asked for.
         TypeError: ``data`` is not bytes-like, such as a path: use `read_audio`.
         ValueError: an argument is out of range, ``offset`` lies behind the end, or the number of
-            channels cannot be changed.
+            channels or the rate cannot be changed like that.
         ImportError: soundfile or soxr is needed and not installed.
 
     Example:
@@ -211,11 +218,13 @@ def _decode(media: Media, wanted: _Wanted) -> tuple[Samples, int]:
     layout = parse_wav(media)
     if layout is not None:
         own = layout.rate
+        _check_ratio(own, wanted.sample_rate)
         samples = read_wav(media, layout, *wanted.range_in(layout.frames, own))
     else:
         media, cut = frames_of_mp3(media)
         with open_sound(media) as sound:
             frames, own = _checked_counts(sound)
+            _check_ratio(own, wanted.sample_rate)
             first, count = wanted.range_in(frames, own)
             if cut is not None and first + count >= frames:
                 raise DecodeError(f"truncated or damaged MP3: {cut}")
@@ -225,13 +234,17 @@ def _decode(media: Media, wanted: _Wanted) -> tuple[Samples, int]:
     if rate is not None and rate != own:
         samples = _resample(samples, own, rate)
         if wanted.duration is not None:
-            samples = samples[: round(wanted.duration * rate)]
+            samples = samples[: round(min(wanted.duration * rate, len(samples)))]
     return _repeated(np.ascontiguousarray(samples.T), wanted.channels), rate or own
 
 
 def _with_channels(samples: Samples, channels: int | None) -> Samples:
     """Mix down to one channel before the costly steps; check what is repeated after them."""
     present = samples.shape[1]
+    if channels is not None and present == 1 and channels > _MOST_REPEATED:
+        raise ValueError(
+            f"channels={channels:,} of a mono sound: it is repeated at most {_MOST_REPEATED:,} times"
+        )
     if channels in (None, present) or present == 1:
         return samples
     if channels != 1:
@@ -247,6 +260,15 @@ def _repeated(samples: Samples, channels: int | None) -> Samples:
     if channels is None or channels == len(samples):
         return samples
     return np.repeat(samples, channels, axis=0)
+
+
+def _check_ratio(own: int, wanted: int | None) -> None:
+    """Refuse what would make gigabytes of kilobytes, or take minutes, before anything is decoded."""
+    if wanted is not None and not own <= _MOST_RATIO * wanted <= _MOST_RATIO**2 * own:
+        raise ValueError(
+            f"sample_rate={wanted:,} of a sound that has {own:,} frames a second, as its header says: "
+            f"it is resampled up and down by a factor of at most {_MOST_RATIO}"
+        )
 
 
 def _resample(samples: Samples, old: int, new: int) -> Samples:

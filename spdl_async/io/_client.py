@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,11 +30,9 @@ _READ_BUFFER = 1 << 18
 """Bytes that a connection reads ahead; aiohttp's 64 KiB cut large objects into small pieces."""
 
 
-_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_NO_TARGET = "it is redirected to what is no URL of http"
 
-_QUOTED = re.compile(
-    r"https?://[^/?#]+/(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.IGNORECASE
-)
+_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +63,22 @@ class Client:
         self._hosts: dict[str, tuple[Throttle, dict[str, Any]]] = {}
         self._aiohttp: Any = None
         self._session: Any = None
+        self._as_given: Callable[[str], Any] = str
         self._closed = False
         self._surroundings: Surroundings | None = None
 
     async def _open(self) -> None:
         """Open the session, at the first URL that needs it: object stores do not."""
         # Its import takes longer than the loop may be held up, and may be under way in another thread.
-        aiohttp = await asyncio.to_thread(need, "aiohttp", "storage")
+        aiohttp = await asyncio.to_thread(_import_client)
         if self._session is not None:
             return
         if self._closed:
             raise RuntimeError("fetch: the session is closed, its lifespan() has ended")
+        from spdl_async.io._quoting import Request, as_given
         from spdl_async.io._surroundings import Surroundings
 
+        self._as_given = as_given
         self._aiohttp = aiohttp
         options = self._options
         self._surroundings = Surroundings()
@@ -92,6 +94,8 @@ class Client:
             # Compressed on the way, an object could not be resumed.
             headers={"Accept-Encoding": "identity", **options.headers},
             read_bufsize=_READ_BUFFER,
+            request_class=Request,
+            requote_redirect_url=False,  # a signed URL must stay as it is; `Request` sees to the others
         )
 
     async def close(self) -> None:
@@ -213,7 +217,7 @@ class Client:
         self._counters.count(requests=1)
         try:
             async with self._session.get(
-                _as_given(body.url),
+                self._as_given(body.url),
                 # aiohttp takes 0 for no limit, and raises at the last redirect that it is allowed.
                 allow_redirects=self._options.max_redirects > 0,
                 max_redirects=self._options.max_redirects + 1,
@@ -226,6 +230,8 @@ class Client:
             problem = self._explained(error, body)
         except UnicodeError as error:  # the name of a host that cannot be one
             problem = Problem(text=f"not a valid URL: {error}", again=False, cause=error)
+        except ValueError as error:  # its own URL has been looked at before
+            problem = Problem(text=f"{_NO_TARGET}: {error}", again=False, cause=error)
         if body.resumed:
             self._counters.count(resumed=1)
         return problem
@@ -263,7 +269,7 @@ class Client:
             )
         if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
             redirect = isinstance(error, aiohttp.RedirectClientError)
-            what = "it is redirected to what is no URL of http" if redirect else "not a valid URL"
+            what = _NO_TARGET if redirect else "not a valid URL"
             return Problem(text=what, again=False)
         if isinstance(error, aiohttp.ClientHttpProxyError):
             return Problem(
@@ -294,20 +300,11 @@ class Client:
         return None
 
 
-def _as_given(url: str) -> Any:
-    """Return a URL such that aiohttp does not quote it anew: that would break some signatures.
-
-    One that is not quoted yet, with blanks or letters beyond ASCII, is left to it.
-    """
-    if not _QUOTED.fullmatch(url):
-        return url
-    from yarl import URL
-
-    try:
-        URL(url)
-    except ValueError:  # such as a port that is none; aiohttp says so
-        return url
-    return URL(url, encoded=True)
+def _import_client() -> Any:
+    """Return aiohttp, and import what is made of it."""
+    aiohttp = need("aiohttp", "storage")
+    importlib.import_module("spdl_async.io._quoting")
+    return aiohttp
 
 
 def _has_authorization(headers: Mapping[str, str]) -> bool:

@@ -13,7 +13,13 @@ from typing import Any, Final
 from spdl_async import Retry
 from spdl_async.io._client import Client, FetchOptions, Verify
 from spdl_async.io._counters import Counters, FetchStatistics
-from spdl_async.io._store import check_count, check_range, check_seconds
+from spdl_async.io._options import (
+    check_count,
+    check_range,
+    check_seconds,
+    header_options,
+    store_options,
+)
 
 _PATIENCE: Final = Retry(5, backoff=0.5, factor=2.0, max_backoff=30.0, jitter=1.0)
 
@@ -59,10 +65,10 @@ class Fetch:
         max_redirects: how many redirects are followed for one object.
         ssl_context: which certificates are trusted, as from ``ssl.create_default_context(cafile=…)``;
             None for those of the system.
-        store: options of the `Store` for other URLs.
+        store: options of the `Store` for other URLs, but ``max_bytes``.
 
     Raises:
-        ValueError: an option that is out of range.
+        ValueError: an option that is out of range, or of another type.
 
     Example:
         >>> from spdl_async import Retry
@@ -97,11 +103,15 @@ class Fetch:
             raise ValueError(f"verify must be a function of (url, data), not {verify!r}")
         if ssl_context is not None and not isinstance(ssl_context, SSLContext):
             raise ValueError(f"ssl_context must be an ssl.SSLContext, not {ssl_context!r}")
-        number = isinstance(max_retry_after, (int, float)) and math.isfinite(max_retry_after)
+        number = (
+            isinstance(max_retry_after, (int, float))
+            and not isinstance(max_retry_after, bool)
+            and math.isfinite(max_retry_after)
+        )
         if not number or max_retry_after < 0:
             raise ValueError(f"max_retry_after must be seconds, from 0, not {max_retry_after!r}")
         self._options = FetchOptions(
-            headers=dict(headers or {}),
+            headers=header_options(headers),
             retry=retry,
             connect_timeout=check_seconds("connect_timeout", connect_timeout),
             idle_timeout=check_seconds("idle_timeout", idle_timeout),
@@ -112,7 +122,7 @@ class Fetch:
             per_host=check_count("per_host", per_host),
             max_redirects=check_count("max_redirects", max_redirects, at_least=0),
             ssl_context=ssl_context,
-            store=dict(store or {}),
+            store=store_options(store),
         )
         self._counters = Counters()
         self._shared: dict[AbstractEventLoop, _Shared] = {}

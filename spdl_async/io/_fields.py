@@ -42,8 +42,9 @@ class SampleDecoder:
     """Decode the fields of samples by extension: an op for ``.pipe(SampleDecoder(…), concurrency=8)``.
 
     A field is decoded by the decoder of its whole extension (``seg.png``), else by that of its last part
-    (``png``); fields without a decoder stay as they are. A failure gets a note that names the shard, the
-    sample, the field, and the byte at which the sample begins. Thread-safe when the decoders are.
+    (``png``); fields without a decoder stay as they are. A failure gets a note that names the field and,
+    where the sample has them, its key, its shard, and the byte at which it begins. Thread-safe when the
+    decoders are.
 
     Args:
         decoders: functions of the data, by extension; default: :func:`default_decoders`.
@@ -81,12 +82,20 @@ class SampleDecoder:
             try:
                 decoded[field] = decoder(value)
             except Exception as error:
-                error.add_note(
-                    f"in field {field!r} of sample {sample.get('__key__')!r}, at byte "
-                    f"{sample.get('__offset__')} of {sample.get('__shard__')}"
-                )
+                error.add_note(_where(field, sample))
                 raise
         return decoded
+
+
+def _where(field: str, sample: Mapping[str, Any]) -> str:
+    """Say where a field is, as far as the sample knows: one that was made by hand may have no key."""
+    key, offset, shard = (sample.get(name) for name in ("__key__", "__offset__", "__shard__"))
+    text = f"in field {field!r} of " + (
+        "a sample without a key" if key is None else f"sample {key!r}"
+    )
+    if offset is not None:
+        text += f", at byte {offset}"
+    return text if shard is None else f"{text} of {shard}"
 
 
 def _picture(data: Buffer) -> Any:

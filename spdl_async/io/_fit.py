@@ -9,12 +9,16 @@ Fit = Literal["stretch", "cover", "contain"]
 Pair = tuple[int, int]
 
 
-def as_height_width(size: int | Pair) -> Pair:
+def as_height_width(size: int | Pair, limit: int) -> Pair:
     """Check ``size`` and return it as (height, width).
+
+    Args:
+        size: a number of pixels, or a pair.
+        limit: the most pixels that are made of one picture.
 
     Raises:
         TypeError: it is neither a whole number nor a pair of them.
-        ValueError: a side is smaller than 1.
+        ValueError: a side is smaller than 1, or there are too many pixels.
     """
     try:
         if isinstance(size, tuple | list):
@@ -27,6 +31,10 @@ def as_height_width(size: int | Pair) -> Pair:
         ) from None
     if height < 1 or width < 1:
         raise ValueError(f"size must be at least 1 pixel along each side, not {size!r}")
+    if height * width > limit:
+        raise ValueError(
+            f"size={size!r} asks for {height * width:,} pixels, and at most {limit:,} are made of a picture"
+        )
     return height, width
 
 

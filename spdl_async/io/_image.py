@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 
 import numpy as np
 
+from spdl_async import tally
 from spdl_async.errors import DecodeError
 from spdl_async.io import _backends, _fit
 from spdl_async.io._colors import as_mode
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 OutT = TypeVar("OutT")
+
+_DAMAGED = "damaged, tolerated"
 
 _CHOICES = {
     "fit": ("stretch", "cover", "contain"),
@@ -96,6 +99,9 @@ def decode_image(
     Of animations and multi-page files the first picture is taken; for all of them there is
     `decode_frames`. CMYK and YCCK are converted as Pillow does it, without colour profiles.
 
+    In a pipeline the statistics of the stage count the pictures that were ``decoded by Pillow instead
+    of simplejpeg`` (or of the ``backend`` that was named), and those that were ``damaged, tolerated``.
+
     Args:
         data: the content of a file, as any contiguous bytes-like object.
         size: ``None`` keeps the picture's own size; a number makes a square of it; a pair is
@@ -113,7 +119,8 @@ def decode_image(
         exif: apply the orientation of the EXIF block (or TIFF's tag), or ignore it.
         damaged: raise on damaged data, or return what could be decoded of it, the rest grey, black or
             wrong. Whether there was damage `salvage_image` says.
-        max_pixels: refuse pictures that have more, by their header, before anything is allocated.
+        max_pixels: refuse pictures that have more, by their header, before anything is allocated. It
+            bounds ``size`` too where it is above its default, else the default does.
         backend: ``"auto"`` (simplejpeg for JPEG, Pillow for all others), or by name ``"simplejpeg"`` (which
             refuses all but JPEG), ``"pillow"``, ``"cv2"``, ``"torchvision"``, ``"torchcodec"``. The
             last three decode JPEG and PNG of 8-bit grey or RGB, and leave the others to ``"auto"``.
@@ -238,8 +245,9 @@ def decode_frames(
     Args:
         data: the content of a file, as any contiguous bytes-like object; a single picture is one frame.
         max_frames: decode no more than these, from the first one on.
-        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together. The
-            back-end is always Pillow. Pages of different sizes need ``size``.
+        options: as for `decode_image`. ``max_pixels`` limits the pixels of all frames together, as they
+            are stored and as ``size`` makes them. The back-end is always Pillow. Pages of different sizes
+            need ``size``.
 
     Returns:
         An array of shape (frames, height, width, channels), or (frames, channels, height, width) in
@@ -263,7 +271,12 @@ def decode_frames(
     if wanted.backend not in ("auto", "pillow"):
         raise ValueError(f"decode_frames decodes with Pillow alone, not backend={wanted.backend!r}")
     view = as_bytes(data, "decode_frames")
-    frames = [finished(one, wanted, None) for one in decode_all(view, wanted, max_frames)]
+    frames, damaged = [], False
+    for picture in decode_all(view, wanted, max_frames):
+        frames.append(finished(picture, wanted, None))
+        damaged = damaged or picture.damage is not None
+    if damaged:
+        tally(_DAMAGED)
     different = next((frame for frame in frames if frame.shape != frames[0].shape), None)
     if different is not None:
         raise DecodeError(
@@ -294,7 +307,7 @@ def as_wanted(
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
         raise ValueError(f"max_pixels must be a whole number of at least 1, not {max_pixels!r}")
     return Wanted(
-        size=None if size is None else _fit.as_height_width(size),
+        size=None if size is None else _fit.as_height_width(size, max(max_pixels, MOST_PIXELS)),
         fit=choices.get("fit", "stretch"),
         mode=choices.get("mode", "RGB"),
         layout=choices.get("layout", "HWC"),
@@ -317,19 +330,27 @@ def read_decoded(path: str | bytes | os.PathLike[str], wanted: Wanted, out: Any)
 
 
 def decoded(view: memoryview[int], wanted: Wanted, out: Any) -> tuple[Any, str | None]:
-    """Decode, resize, turn; return the array, and what was wrong with the data."""
+    """Decode, resize, turn; return the array, and what was wrong with the data.
+
+    What is out of the ordinary is told to the stage that runs this, where there is one.
+    """
     check_out(out, wanted)
     if len(view) == 0:
         raise DecodeError("there is no data to decode: the file is empty (0 bytes)")
     picture = _with_backend(view, wanted)
-    return finished(picture, wanted, out), picture.damage
+    pixels = finished(picture, wanted, out)
+    if picture.damage is not None:
+        tally(_DAMAGED)
+    return pixels, picture.damage
 
 
 def _with_backend(view: memoryview[int], wanted: Wanted) -> Decoded:
     backend, is_jpeg = wanted.backend, bytes(view[:3]) == JPEG
-    picture = None
+    wished = "simplejpeg" if is_jpeg and backend != "pillow" else "Pillow"
     if backend in _backends.NAMES:
-        picture = _backends.decode_with(backend, view, wanted)
+        picture, wished = _backends.decode_with(backend, view, wanted), backend
+        if picture is not None:
+            return picture
     elif backend == "simplejpeg":
         if not is_jpeg:
             raise DecodeError(
@@ -339,9 +360,14 @@ def _with_backend(view: memoryview[int], wanted: Wanted) -> Decoded:
             raise ImportError(
                 "simplejpeg is not installed: pip install 'spdl-async[image]'", name="simplejpeg"
             )
-    if picture is None and is_jpeg and backend != "pillow" and installed() is not None:
+    picture, by = None, "simplejpeg"
+    if is_jpeg and backend != "pillow" and installed() is not None:
         picture = decode_jpeg(view, wanted)
-    return decode_with_pillow(view, wanted) if picture is None else picture
+    if picture is None:
+        picture, by = decode_with_pillow(view, wanted), "Pillow"
+    if by != wished:  # slower, as a rule, so whoever looks for the time should see how often
+        tally(f"decoded by {by} instead of {wished}")
+    return picture
 
 
 def finished(picture: Decoded, wanted: Wanted, out: Any) -> Any:

@@ -37,19 +37,17 @@ _TAGS = (b"TAG", b"APETAGEX", b"LYRICS", b"ID3", b"3DI")
 def frames_of_mp3(media: Media) -> tuple[Media, str | None]:
     """Return the frames alone, and what is wrong with their end, None if nothing is.
 
-    What is no MP3 is returned as it is.
+    What is no MP3 is returned without ID3 tags in front, as FLAC files may have them, else as it is.
 
     Raises:
         DecodeError: the first frames are damaged, or of free bit rate.
     """
     start = _behind_tags(media)
     first = int.from_bytes(media.part(start, 4), "big")
-    if first >> 21 != 0x7FF or first >> 17 & 3 == 0:
-        return media, None
-    if first >> 12 & 15 == 0:
+    if first >> 21 == 0x7FF and first >> 17 & 3 and first >> 12 & 15 == 0:
         raise DecodeError('MP3 of "free" bit rate, which no header tells the length of frames in')
-    if not _length(first):
-        return media, None
+    if not is_frame(first):
+        return (media if start == 0 else Media(media.part(start, media.size), None)), None
     view = media.part(0, media.size)
     at, frames = _chain(bytes(view), start, first)
     if frames < 2:  # libmpg123 refuses a single one
@@ -70,6 +68,11 @@ def frames_of_mp3(media: Media) -> tuple[Media, str | None]:
     if true is inside and len(inside) == media.size:
         return media, cut
     return Media(true, None), cut
+
+
+def is_frame(header: int) -> bool:
+    """Tell whether 32 bits are the header of a frame."""
+    return header >> 21 == 0x7FF and header >> 17 & 3 != 0 and _length(header) > 0
 
 
 def _behind_tags(media: Media) -> int:

@@ -48,6 +48,11 @@ def read_parquet(
     integers and booleans with nulls   objects: ``int`` or ``bool``, and None; never rounded
     =================================  ============================================================
 
+    Whether there are nulls is looked at in each batch, so that a column of integers which has some is int64
+    in one batch and objects in another. No file says it beforehand in a way to rely on: schemas allow
+    nulls nearly always, and pyarrow ends the process where it is asked for the statistics of a damaged file.
+    What needs one dtype converts: ``np.where(column == None, -1, column).astype(np.int64)``.
+
     Dictionary-encoded columns are decoded. Arrays may share memory with pyarrow's and are then
     read-only.
 

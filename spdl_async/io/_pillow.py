@@ -53,6 +53,8 @@ def decode_all(view: memoryview[int], wanted: Wanted, limit: int | None) -> Iter
         count = count if limit is None else min(count, limit)
         width, height = picture.size
         check_pixels(height, width, wanted.max_pixels, frames=count)
+        if wanted.size is not None:
+            check_pixels(*wanted.size, max(wanted.max_pixels, MOST_PIXELS), frames=count)
         for number in range(count):
             picture.seek(number)
             check_pixels(picture.height, picture.width, wanted.max_pixels)

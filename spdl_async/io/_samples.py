@@ -26,6 +26,7 @@ Rename = Mapping[str, str] | Callable[[str], tuple[str, str] | None]
 KEY: Final = "__key__"
 SHARD: Final = "__shard__"
 OFFSET: Final = "__offset__"
+_OURS: Final = 3  # keys that a sample begins with
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -81,14 +82,15 @@ def tar_samples(
     Args:
         shard: a path, a bytes-like object or a binary stream. An object store's URL is fetched before.
         rename: names for fields, as in ``{"jpeg": "jpg"}`` (what is not in it keeps its own); or a
-            function in place of :func:`split_name`, of a member's name.
+            function in place of :func:`split_name`, of a member's name: it returns key and field, neither
+            of them empty, or ``None``.
         extensions: what each sample must have; other fields are left in it.
         missing: what becomes of samples that lack one of ``extensions``: an error, or they are left
             out, which one log record counts.
         duplicates: what becomes of a second field of the same name in a sample: an error with both
-            offsets, or the first or the last one stays. A key that comes back later in the shard is a
-            duplicate too: ``"first"`` leaves the later members out; with ``"last"`` it is an error
-            all the same, because the earlier sample has been handed on.
+            members and their offsets, or the first or the last one stays. A key that comes back later in
+            the shard is a duplicate too: ``"first"`` leaves the later members out; with ``"last"`` it is
+            an error all the same, because the earlier sample has been handed on.
         damaged: what damage of the archive does: an error behind the samples that were whole, or the
             rest of the shard is left out with a warning in the log that says where.
         name: what errors, log records and samples call the shard; default: its path, or the stream's
@@ -103,8 +105,9 @@ def tar_samples(
     Raises:
         ArchiveError: see the policies above; it has the shard, the member and the offset.
         OSError: the file cannot be opened or read.
-        TypeError: ``shard`` is something else.
-        ValueError: a policy that is none of its words, or ``missing`` without ``extensions``.
+        TypeError: ``shard`` is something else, or ``rename`` neither mapping nor function.
+        ValueError: a policy that is none of its words, or ``missing`` without ``extensions``; or, at the
+            member that it was given, a ``rename`` that returned neither key and field nor ``None``.
 
     Example:
         >>> import io
@@ -128,7 +131,7 @@ def tar_samples(
     # One log record for each shard: what is no file is counted with what has no key.
     skips = Skips(archive, on_skip)
     members = read_members(shard, archive, skips, max_member_bytes)
-    grouping = _Grouping(skips, _splitter(rename), duplicates)
+    grouping = _Grouping(skips, _splitter(rename, archive), duplicates)
     return grouping.samples(members, frozenset(extensions or ()), missing, damaged == "skip")
 
 
@@ -137,18 +140,46 @@ def _check_word(option: str, value: str, words: tuple[str, ...]) -> None:
         raise ValueError(f"{option} is one of {', '.join(words)}, not {value!r}")
 
 
-def _splitter(rename: Rename | None) -> Callable[[str], tuple[str, str] | None]:
+def _splitter(rename: Rename | None, archive: str) -> Callable[[str], tuple[str, str] | None]:
     if rename is None:
         return split_name
     if callable(rename):
-        return rename
+        return _checked(rename, archive)
+    if not isinstance(rename, Mapping):
+        raise TypeError(
+            f"rename is a mapping of fields' names, or a function of a member's name, not {rename!r:.80}"
+        )
     fields = dict(rename)
+    for old, new in fields.items():
+        if not (isinstance(new, str) and new):
+            raise ValueError(
+                f"rename: the new name of {old!r} must be a str, not empty, not {new!r:.80}"
+            )
 
     def renamed(name: str) -> tuple[str, str] | None:
         split = split_name(name)
         return None if split is None else (split[0], fields.get(split[1], split[1]))
 
     return renamed
+
+
+def _checked(
+    rename: Callable[[str], tuple[str, str] | None], archive: str
+) -> Callable[[str], tuple[str, str] | None]:
+    def checked(name: str) -> tuple[str, str] | None:
+        split = rename(name)
+        if split is None:
+            return None
+        if isinstance(split, (tuple, list)) and len(split) == 2:
+            key, field = split
+            if isinstance(key, str) and isinstance(field, str) and key and field:
+                return key, field
+        raise ValueError(
+            f"{archive}: rename of {name!r} returned {split!r:.200}: it must return (key, field), two "
+            f"strings that are not empty, or None for a member that belongs to no sample"
+        )
+
+    return checked
 
 
 class _Grouping:
@@ -210,6 +241,7 @@ class _Grouping:
     def _groups(self, members: Iterator[TarMember]) -> Iterator[Sample]:
         split, seen, archive = self.split, self.seen, self.archive
         sample: Sample = {}
+        taken: list[TarMember] = []  # of the sample's fields, in their order
         key: str | None = None
         dropped = False
         while True:
@@ -224,6 +256,7 @@ class _Grouping:
                 self.skips.add(member.name, member.offset, _reason(member.name))
                 continue
             if parts[0] != key:
+                taken.clear()  # who changes the sample may let go of its data
                 if sample and not dropped:
                     yield sample
                 key = parts[0]
@@ -232,8 +265,12 @@ class _Grouping:
                 seen.setdefault(key, member.offset)
             if dropped:
                 self.skips.add(member.name, member.offset, "duplicate")
-            elif parts[1] not in sample or self._replaces(member, sample, parts[1]):
+            elif parts[1] not in sample:
                 sample[parts[1]] = member.data
+                taken.append(member)
+            elif self._replaces(member, sample, parts[1], taken):
+                sample[parts[1]] = member.data
+        taken.clear()
         if sample and not dropped:
             yield sample
 
@@ -250,17 +287,20 @@ class _Grouping:
             f"has sample {key!r} twice, at byte {self.seen[key]:,} and", member, advice
         )
 
-    def _replaces(self, member: TarMember, sample: Sample, field: str) -> bool:
+    def _replaces(
+        self, member: TarMember, sample: Sample, field: str, taken: list[TarMember]
+    ) -> bool:
         """Tell whether a field that the sample has is replaced."""
         if field in (KEY, SHARD, OFFSET):
             self.skips.add(member.name, member.offset, "reserved name")
             return False
         if self.duplicates == "error":
+            first = taken[list(sample).index(field) - _OURS]
             raise self._error(
-                f"has field {field!r} of sample {sample[KEY]!r} twice, the second time",
+                f"has field {field!r} of sample {sample[KEY]!r} twice, at byte {first.offset:,} "
+                f"({first.name!r}) and",
                 member,
-                f"the sample begins at byte {sample[OFFSET]:,}; "
-                f'duplicates="first" or "last" keeps one of them',
+                'duplicates="first" or "last" keeps one of them',
             )
         self.skips.add(member.name, member.offset, "duplicate")
         return self.duplicates == "last"

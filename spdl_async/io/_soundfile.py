@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +14,26 @@ import numpy as np
 from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
 from spdl_async.io._media import Media
+from spdl_async.io._mp3 import is_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_KNOWN = re.compile(
+    rb"RIF[FX]....WAVE|RF64....WAVE|FORM....(?:AIF[FC]|8SVX|16SV)|\.snd|dns\.|fap | paf|NIST|Creative"
+    rb"|riff|MATLAB 5|PVF1|Extended Ins|caff....desc|OggS|ALawSoundFil|fLaC|2BIT"
+    rb"|\xf0\x7e.\x01|\x01\x04|\x64\xa3[\x00-\x07]\x00|\x00[\x00-\x07]\xa3\x64"
+    rb"|\x00\x00\x03\xe8(?:\x00\x00\x00\x01){2}|\x00{4}(?:\x01\x00\x00\x00){2}",
+    re.DOTALL,
+)
+"""How sounds begin that libsndfile knows at once; HTK is told otherwise.
+
+Of others it looks first whether they are Sound Designer II, whose header is in a file beside it. For
+want of a name it opens ``._`` in the current folder, waits if that is a pipe, and believes it: so nothing of
+the kind must come to it, and MP3, which it looks for last, is given a name (`_named`)."""
+
+_NAMES = Path("/proc/self/fd")
+"""Where open files have names, and nobody can put others beside them."""
 
 _BLOCK = 1 << 20
 """Samples to allocate at a time where a header claims more than the data can be trusted for."""
@@ -38,13 +58,14 @@ def open_sound(media: Media) -> Iterator[Any]:
         OSError: the file cannot be read.
     """
     soundfile = need("soundfile", "audio")
+    is_mp3 = is_frame(int.from_bytes(media.part(0, 4), "big"))
+    if not is_mp3 and not _is_known(media):
+        raise DecodeError(_described("of no format that is known", media))
     media.seek(0)
-    descriptor = media.descriptor()
     try:
-        # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
-        with soundfile.SoundFile(
-            media if descriptor is None else descriptor, closefd=False
-        ) as sound:
+        with _named(media) if is_mp3 else _as_it_is(media) as source:
+            opened = soundfile.SoundFile(source, closefd=False)
+        with opened as sound:
             yield sound
             media.check()
     except soundfile.LibsndfileError as error:
@@ -52,8 +73,44 @@ def open_sound(media: Media) -> Iterator[Any]:
         raise DecodeError(_describe(error, media)) from error
 
 
+@contextmanager
+def _as_it_is(media: Media) -> Iterator[Media | int]:
+    # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
+    descriptor = media.descriptor()
+    yield media if descriptor is None else descriptor
+
+
+@contextmanager
+def _named(media: Media) -> Iterator[Media | int | str]:
+    """Give a name to what is to be opened, beside which there is nothing; where the system has such names."""
+    descriptor = media.descriptor()
+    if not hasattr(os, "memfd_create") or not _NAMES.is_dir():
+        with _as_it_is(media) as source:
+            yield source
+    elif descriptor is not None:
+        yield str(_NAMES / str(descriptor))
+    else:
+        with open(os.memfd_create("spdl_async"), "wb", buffering=0) as copy:
+            data = media.part(0, media.size)
+            while data:
+                data = data[copy.write(data) :]
+            yield str(_NAMES / str(copy.fileno()))
+
+
+def _is_known(media: Media) -> bool:
+    """Tell whether libsndfile will see by the first bytes what this is."""
+    head = bytes(media.part(0, 12))
+    if _KNOWN.match(head):
+        return True
+    # HTK: the number of 16-bit samples, the period, and the size and kind of samples.
+    return head[8:] == b"\0\2\0\0" and 2 * int.from_bytes(head[:4], "big") + 12 == media.size
+
+
 def _describe(error: Any, media: Media) -> str:
-    reason = str(error.error_string).removeprefix("Error : ").rstrip(".")
+    return _described(str(error.error_string).removeprefix("Error : ").rstrip("."), media)
+
+
+def _described(reason: str, media: Media) -> str:
     start = bytes(media.part(0, 12))
     return (
         f"not a sound that can be decoded, or a damaged one: {reason} "

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 from spdl_async.errors import FetchError
 from spdl_async.io._extras import need
+from spdl_async.io._options import StoreOptions, check_range
 from spdl_async.io._pattern import matcher, prefix_of
 from spdl_async.io._retrying import redacted, redacted_text
 
@@ -80,6 +81,7 @@ class Store:
 
     Raises:
         ValueError: ``root`` is no such URL, or an option is out of range.
+        TypeError: ``root`` is no str.
 
     Example:
         >>> from spdl_async.io import list_files
@@ -102,6 +104,10 @@ class Store:
         max_bytes: int | None = None,
         client: Mapping[str, Any] | None = None,
     ) -> None:
+        given: object = root
+        if not isinstance(given, str):
+            advice = ": path.as_uri() makes one" if isinstance(given, os.PathLike) else ""
+            raise TypeError(f"a Store's root is a URL as str, not {type(given).__name__}{advice}")
         if root.startswith(("http://", "https://")):
             raise ValueError(
                 f"{redacted(root)!r} should begin with s3://, gs://, az:// or file://: an http server "
@@ -111,15 +117,20 @@ class Store:
         self._is_local = bucket == "file:///"
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._bucket = bucket
-        self._retries = check_count("retries", retries, at_least=0)
-        self._retry_timeout = check_seconds("retry_timeout", retry_timeout)
-        self._times = {
-            "connect_timeout": check_seconds("connect_timeout", connect_timeout),
-            "read_timeout": check_seconds("idle_timeout", idle_timeout),
-            "timeout": check_seconds("total_timeout", total_timeout),
-        }
-        self._max_bytes = max_bytes if max_bytes is None else check_count("max_bytes", max_bytes)
-        self._store = self._made(config or {}, client or {})
+        if self._prefix:
+            _check_key(root, self._prefix[:-1])
+        options = StoreOptions(
+            config=config,
+            retries=retries,
+            retry_timeout=retry_timeout,
+            connect_timeout=connect_timeout,
+            idle_timeout=idle_timeout,
+            total_timeout=total_timeout,
+            max_bytes=max_bytes,
+            client=client,
+        )
+        self._max_bytes = options.max_bytes
+        self._store = self._made(options)
 
     @property
     def root(self) -> str:
@@ -143,7 +154,7 @@ class Store:
         Raises:
             FetchError: there is no such object, the credentials do not allow it, or the store did
                 not answer as it should, after all tries; or it is larger than ``max_bytes``.
-            ValueError: a URL that is not below the root.
+            ValueError: a URL that is not below the root, or what is no key: absolute, empty, or with ``..``.
         """
         path = await self._readable(key)
         client = self._store
@@ -261,29 +272,35 @@ class Store:
 
     # Inside
 
-    def _made(self, config: Mapping[str, Any], client: Mapping[str, Any]) -> Any:
+    def _made(self, options: StoreOptions) -> Any:
         """Make obstore's client, which asks nobody for anything yet."""
         stores = need("obstore.store", "storage")
         if self._is_local:
-            if config or client:
+            if options.config or options.client:
                 raise ValueError("Store: config= and client= are not for file: URLs")
             return stores.LocalStore("/")
+        limits = {
+            "connect_timeout": options.connect_timeout,
+            "read_timeout": options.idle_timeout,
+            "timeout": options.total_timeout,
+        }
         times = {
             name: timedelta(seconds=seconds)
-            for name, seconds in self._times.items()
+            for name, seconds in limits.items()
             if seconds is not None
         }
-        retries: dict[str, Any] = {"max_retries": self._retries}
-        if self._retry_timeout is not None:
-            retries["retry_timeout"] = timedelta(seconds=self._retry_timeout)
         try:
             return stores.from_url(
                 self._bucket,
-                config=dict(config) or None,
-                client_options={**times, **client},
-                retry_config=retries,
+                config=dict(options.config or {}) or None,
+                client_options={**times, **(options.client or {})},
+                retry_config={
+                    "max_retries": options.retries,
+                    "retry_timeout": timedelta(seconds=options.retry_timeout),
+                },
             )
-        except need("obstore.exceptions", "storage").BaseError as error:
+        # A TypeError is about a setting of a type that obstore does not take.
+        except (TypeError, need("obstore.exceptions", "storage").BaseError) as error:
             reason = redacted_text(str(error).partition("\n")[0])
             raise ValueError(f"Store({redacted(self._bucket)!r}): {reason}") from error
 
@@ -292,10 +309,12 @@ class Store:
         if not isinstance(key, str):
             raise TypeError(f"a Store's keys are str, not {type(key).__name__}")
         if "://" not in key:
+            _check_key(key, key)
             return self._prefix + key
         bucket, path = split_url(key)
         if bucket != self._bucket or not path.startswith(self._prefix):
             raise ValueError(f"{redacted(key)} is not below the root of this store, {self.root}")
+        _check_key(key, path)
         return path
 
     async def _readable(self, key: str) -> str:
@@ -330,37 +349,23 @@ class Store:
             ) from error
 
 
+def _check_key(given: str, key: str) -> None:
+    """Refuse what no store has: obstore would leave a slash at the end out, and then read something else.
+
+    Raises:
+        ValueError: a part of the key is empty, ``.`` or ``..``.
+    """
+    if not {"", ".", ".."}.isdisjoint(key.split("/")):
+        raise ValueError(
+            f"{redacted(given)!r} is no key of a store: keys are paths below its root, such as "
+            f"'train/0.tar', without a slash at either end and without empty parts, '.' and '..'"
+        )
+
+
 def _may_be_read(path: str) -> bool:
     """Tell whether opening a path would not wait for ever, as it does for a pipe."""
     try:
         mode = os.stat(path).st_mode
-    except OSError:  # which the store says in its own words
+    except (OSError, ValueError):  # which the store says in its own words
         return True
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def check_count(name: str, value: object, *, at_least: int = 1) -> int:
-    """Return a whole number, or say what is wrong with it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
-    return value
-
-
-def check_seconds(name: str, value: object) -> float | None:
-    """Return a time that is longer than none, None for no limit, or say what is wrong with it."""
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):  # type: ignore[operator]  # a number
-        raise ValueError(f"{name} must be a time in seconds above 0, or None, not {value!r}")
-    return float(value)  # type: ignore[arg-type]  # a number
-
-
-def check_range(start: object, length: object, *, from_end: bool = False) -> None:
-    """Say what is wrong with a range of bytes, if anything is."""
-    if isinstance(start, bool) or not isinstance(start, int) or (start < 0 and not from_end):
-        raise ValueError(f"start must be a byte's position, from 0, not {start!r}")
-    if length is not None:
-        check_count("length", length)
-        if start < 0:
-            raise ValueError("length and a start from the end do not go together: leave length out")

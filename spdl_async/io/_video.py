@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from spdl_async import native_threads, note
 from spdl_async.errors import DecodeError
 from spdl_async.io._media import Media, media_of_bytes, media_of_file
 from spdl_async.io._video_paint import Painter
-from spdl_async.io._video_reader import VideoReader, open_video
+from spdl_async.io._video_reader import MOST_THREADS, VideoReader, open_video
 from spdl_async.io._video_select import Selection, height_width, selection
 from spdl_async.io._video_torchcodec import decode_with_torchcodec
 
@@ -66,8 +67,14 @@ def decode_video(
     First the packets are read, without decoding, which gives each frame's exact place: frames
     count in the order in which they are shown, also where they are stored in another (B-frames),
     come at varying intervals, or are hidden by an edit list. Then, for the wanted frames, only the
-    groups of pictures that hold them are decoded. Runs on the calling thread alone, mostly
-    without the GIL, with one native thread.
+    groups of pictures that hold them are decoded.
+
+    Runs on the calling thread, mostly without the GIL, and with as many native threads as
+    `spdl_async.native_threads` allows, up to 16: in a stage of a pipeline the cores divided by its
+    ``concurrency``, elsewhere all cores. The frames do not depend on it. These threads share the
+    work on one frame, as far as its codec and encoder allow that: some in AV1, VP9 and MPEG-2, next
+    to nothing in H.264, which mostly has one slice a frame. They end with the call. The statistics
+    of the stage show their number as ``native threads``.
 
     Frames are shown upright: rotation and mirroring in the file's display matrix are applied when
     they are quarter turns, and ignored when not. Colours are converted by the matrix and the range
@@ -88,7 +95,7 @@ def decode_video(
         size: ``None`` keeps the video's own; a number makes a square of it; a pair is
             (height, width) in pixels. Stretched, by FFmpeg's bilinear filter.
         backend: ``"auto"`` and ``"pyav"`` decode with PyAV; ``"torchcodec"`` with torchcodec,
-            where it is installed (PyAV is needed, too: it reads the packets).
+            where it is installed, on one native thread (PyAV is needed, too: it reads the packets).
 
     Returns:
         A new array of shape (frames, height, width, 3), dtype uint8. All frames have the size of
@@ -122,7 +129,8 @@ def decode_video(
     wanted = selection(indices=indices, every=every, fps=fps, start=start, end=end)
     target = height_width(size)
     _check_backend(backend)
-    with _media(data_or_path, "decode_video") as media, open_video(media) as reader:
+    threads = _threads(backend)
+    with _media(data_or_path, "decode_video") as media, open_video(media, threads) as reader:
         places = _places(reader, wanted)
         if backend == "torchcodec":
             return decode_with_torchcodec(media, reader, places, target)
@@ -143,7 +151,8 @@ def stream_video(
 
     For ``.pipe(stream_video)``, one video to many chunks, with no more than one chunk in memory for
     each call. Closing the generator early, which a pipeline does when it is left, closes the video.
-    Arguments are checked at the first ``next``, as in every generator.
+    Arguments are checked at the first ``next``, as in every generator. Native threads are as for
+    `decode_video`; they end with the generator.
 
     Args:
         data_or_path: as for `decode_video`, and so are the others.
@@ -178,7 +187,8 @@ def stream_video(
         raise TypeError(f"chunk must be a whole number of frames, not {chunk!r}") from None
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 frame, not {chunk}")
-    with _media(data_or_path, "stream_video") as media, open_video(media) as reader:
+    threads = _threads("pyav")
+    with _media(data_or_path, "stream_video") as media, open_video(media, threads) as reader:
         yield from _chunks(reader, wanted, target, chunk)
 
 
@@ -231,6 +241,14 @@ def _media(data_or_path: object, function: str) -> Iterator[Media]:
             yield media
     else:
         yield media_of_bytes(data_or_path, function, "a path")
+
+
+def _threads(backend: str) -> int:
+    """Return how many native threads to decode with, and tell the statistics of the stage."""
+    # torchcodec's threads would work on several frames at a time.
+    threads = 1 if backend == "torchcodec" else min(native_threads(), MOST_THREADS)
+    note("native threads", threads)
+    return threads
 
 
 def _check_backend(backend: str) -> None:

@@ -1,7 +1,8 @@
 """Frames of a video through PyAV: only the groups of pictures that are needed are decoded.
 
-One native thread: PyAV's threads for frames can wait for each other for ever when a container is
-closed in the middle, and threads of a codec's own would compete with the stage's other threads.
+Native threads share the work on one frame, never several frames: a decoder that is at work on frames
+ahead when a container is closed in the middle can wait for the GIL, whose holder waits for it. With
+several threads the frames are bit for bit those of one.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ from typing import Any, NoReturn
 from spdl_async.errors import DecodeError
 from spdl_async.io._extras import need
 from spdl_async.io._media import Media
+from spdl_async.io._picture import MOST_PIXELS
 from spdl_async.io._video_cut import missing_end
 from spdl_async.io._video_scan import FrameTable, scan
 
-_MOST_PIXELS = 178_956_970
-"""Of one frame, as for pictures: a damaged header cannot make a decoder allocate more."""
+_OPTIONS = {"max_pixels": str(MOST_PIXELS), "err_detect": "explode"}
+"""A damaged header cannot make a decoder allocate more for one frame than for a picture. The decoder
+reports damage that it would otherwise paint over with what it has."""
 
-_OPTIONS = {"max_pixels": str(_MOST_PIXELS), "err_detect": "explode"}
-"""The decoder reports damage that it would otherwise paint over with what it has."""
+
+MOST_THREADS = 16
+"""Beyond that FFmpeg warns; no codec cuts a frame into so many parts that more would be of use."""
 
 
 class VideoReader:
     """An open video; closed by `close`, also after an error.
+
+    Args:
+        media: the data.
+        threads: native threads of the decoder, at least 1, at most `MOST_THREADS`.
 
     Attributes:
         table: the frames, by presentation.
@@ -32,7 +40,9 @@ class VideoReader:
         missing: what the container lacks at its end; None where it is whole.
     """
 
-    def __init__(self, media: Media) -> None:
+    def __init__(self, media: Media, threads: int = 1) -> None:
+        self._threads = threads
+        self.stream: Any = None
         self._av: Any = need("av", "video")
         self._media = media
         self._container: Any = None
@@ -75,8 +85,9 @@ class VideoReader:
         ) from cause
 
     def close(self) -> None:
-        """Close the container."""
+        """Close the container, and end the decoder's threads."""
         container, self._container, self._packets = self._container, None, None
+        self.stream = None  # and with it the decoder, of which nothing else may keep hold
         if container is not None:
             container.close()
 
@@ -92,18 +103,18 @@ class VideoReader:
             options={"protocol_whitelist": "none"},  # for demuxers that do not ask io_open
             buffer_size=1 << 16,
         )
-        self.stream: Any = next(
-            (s for s in self._container.streams.video if not _is_cover(s)), None
-        )
+        self.stream = next((s for s in self._container.streams.video if not _is_cover(s)), None)
         if self.stream is None:
             kinds = ", ".join(sorted({s.type for s in self._container.streams})) or "none at all"
             self._refuse(f"no video stream (its streams: {kinds})")
         codec = self.stream.codec_context
         if codec is None:
             self._refuse("there is no decoder for its codec")
-        codec.thread_count = 1
-        codec.thread_type = "NONE"
+        codec.thread_count = self._threads
+        codec.thread_type = "NONE" if self._threads == 1 else "SLICE"
         codec.options = dict(_OPTIONS)
+        if codec.name == "libdav1d":  # else its threads work on several frames
+            codec.options = {**_OPTIONS, "max_frame_delay": "1"}
         self._packets, self._fed, self._numbered = None, -1, 0
         self._key_pts, self._began = None, 0
         return self._container
@@ -129,7 +140,7 @@ class VideoReader:
                 if not rest:
                     return
         except self._av.error.FFmpegError as error:
-            self._lost(rest[-1], error)
+            self._lost(rest[-1], error.with_traceback(None))
         self._lost(rest[-1])
 
     def _frames_by_stamp(
@@ -167,7 +178,8 @@ class VideoReader:
                 if position >= target:
                     break
         except self._av.error.FFmpegError as error:
-            return None, error
+            # Its traceback holds packets, these the decoder, and that its threads.
+            return None, error.with_traceback(None)
         return None, None
 
     def _decode(self) -> Iterator[Any]:
@@ -250,15 +262,19 @@ class VideoReader:
 
 
 @contextmanager
-def open_video(media: Media) -> Iterator[VideoReader]:
+def open_video(media: Media, threads: int = 1) -> Iterator[VideoReader]:
     """Open a video; it is closed at the end, whatever happens.
+
+    Args:
+        media: the data.
+        threads: as for `VideoReader`.
 
     Raises:
         DecodeError: it is none, or damaged.
         ImportError: PyAV is not installed.
         OSError: the file cannot be read.
     """
-    reader = VideoReader(media)
+    reader = VideoReader(media, threads)
     try:
         yield reader
     finally:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spdl_async.io._fit import as_height_width
+from spdl_async.io._picture import MOST_PIXELS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,4 +141,4 @@ def selection(
 
 def height_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     """Check ``size`` and return it as (height, width) in pixels."""
-    return None if size is None else as_height_width(size)
+    return None if size is None else as_height_width(size, MOST_PIXELS)

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 CLOSED = "put: this PushSource is closed, so nothing would ever read the item"
 LEFT = (
-    "put: the run that read this PushSource has ended (it was left, or it failed), so nothing will "
-    "read the item; stop putting when the run is over"
+    "put: the run of this PushSource has ended (it was left, or it failed), or never reads it (as a branch "
+    "with a weight of 0), so nothing will read the item; stop putting when the run is over"
 )
 READ_TWICE = (
     "a PushSource is read by one pass, once: what was put is gone then. Make another one for another "
@@ -38,7 +38,7 @@ class _Waiter:
             self.future: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> bool:
-        """Wake it; ``False`` where nobody is there any more. Called once, with the source's lock held."""
+        """Wake it; ``False`` where nobody is there to go on. Called once, with the source's lock held."""
         self.woken = True
         if self.loop is None:
             self.lock.release()
@@ -47,7 +47,7 @@ class _Waiter:
             self.loop.call_soon_threadsafe(self._resolve)
         except RuntimeError:  # its loop is closed
             return False
-        return True
+        return self.loop.is_running()  # where it is stopped, it is woken if that ever runs again
 
     def _resolve(self) -> None:
         if not self.future.done():
@@ -115,7 +115,7 @@ class PushSource(Generic[T]):
         """Add an item, waiting for room; a cancelled put has added nothing.
 
         Raises:
-            RunStateError: the source is closed, or the run that reads it has ended.
+            RunStateError: the source is closed, or its run has ended or never reads it.
         """
         while True:
             with self._lock:
@@ -137,7 +137,7 @@ class PushSource(Generic[T]):
             timeout: seconds to wait at most; ``None`` waits as long as it takes.
 
         Raises:
-            RunStateError: the source is closed, or the run that reads it has ended.
+            RunStateError: the source is closed, or its run has ended or never reads it.
             TimeoutError: there was no room in time; nothing was added.
         """
         until = None if timeout is None else monotonic() + timeout
@@ -202,7 +202,8 @@ class PushSource(Generic[T]):
     def left_unread(self) -> None:
         """Hear that a run of a pipeline with this source has ended, perhaps before it began to read.
 
-        Called by the run. Where nobody reads, puts raise from now on; another pass cannot read it.
+        Called by the run; at its beginning where it will not read, as a branch with a weight of 0. Where
+        nobody reads, puts raise from now on; another pass cannot read it.
         """
         with self._lock:
             if self._is_read:

@@ -142,3 +142,38 @@ def test_the_same_on_an_executor_of_the_user() -> None:
         assert Picture.alive == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["fails", "left"])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_run_that_is_kept_for_its_numbers_keeps_no_item(kind: str, leave: bool) -> None:
+    made = PipelineBuilder().add_source(range(COUNT)).pipe(lambda _: Picture())
+    pipeline = CHAINS[kind](made, {}).build()
+    Picture.alive = 0
+    run = pipeline.run_sync()
+    try:
+        with run:
+            for _ in run:
+                if leave:
+                    break
+    except ValueError:
+        pass
+    _ = None
+    gc.collect()
+    assert Picture.alive == 0
+    stages = run.statistics().stages
+    assert sum(stage.items_out for stage in stages) > 0
+    assert not run.statistics().ended or kind.startswith("retried")
+
+
+def test_the_same_of_a_run_in_the_calling_thread() -> None:
+    made = PipelineBuilder().add_source(range(COUNT)).pipe(lambda _: Picture())
+    Picture.alive = 0
+    run = made.pipe(EverySecond()).build().run_sync(inline=True)
+    with pytest.raises(ValueError, match="broken") as caught, run:
+        list(run)
+    del caught
+    gc.collect()
+    assert Picture.alive == 0
+    assert not run.statistics().ended
+    assert run.failures.total == 1

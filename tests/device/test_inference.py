@@ -163,11 +163,13 @@ def test_a_model_that_was_trained_meanwhile_is_put_back_into_eval_mode() -> None
 
 @pytest.mark.parametrize("again", [False, True])
 def test_no_thread_runs_a_model_that_another_is_putting_into_eval_mode(again: bool) -> None:
+    changes: list[bool] = []  # made once: a class's own train() may merge weights, say
     flipped, go_on = threading.Event(), threading.Event()
 
     class Slow(torch.nn.Linear):
         def train(self, mode: bool = True) -> Slow:
             if not mode:  # the module that holds it has its own flag set already
+                changes.append(mode)
                 flipped.set()
                 assert go_on.wait(10)
             super().train(mode)
@@ -192,6 +194,7 @@ def test_no_thread_runs_a_model_that_another_is_putting_into_eval_mode(again: bo
         go_on.set()
         for call in calls:
             call.result()
+    assert changes == [False]
     assert [(training, inner) for _, training, inner, _ in model.seen] == [(False, False)] * 2
 
 

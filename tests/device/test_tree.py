@@ -6,7 +6,7 @@ import copy
 import types
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -102,6 +102,16 @@ class Frozendict(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Mutable(Frozendict, MutableMapping[str, Any]):
+    """Its copy, which nobody has written, shares the dict inside."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[key]
 
 
 @dataclass
@@ -229,10 +239,12 @@ def test_sharing_does_not_multiply_the_work() -> None:
 def test_values_that_a_mapping_makes_when_asked_are_not_confused() -> None:
     class Made(UserDict[str, Any]):
         def __getitem__(self, key: str) -> Any:
-            return [super().__getitem__(key)]
+            return Slotted(super().__getitem__(key))
 
-    found = find(Made(a=one(1), b=one(2), c=one(3)))
-    assert [leaf.tensor[0].item() for leaf in found.leaves] == [1, 2, 3]
+    # One that is freed while the walk goes on gives its id to one of the next.
+    items = {str(i): one(i) if i % 3 == 0 else object() for i in range(12)}
+    found = find(Made(items))
+    assert [leaf.tensor[0].item() for leaf in found.leaves] == [0, 3, 6, 9]
 
 
 def test_named_tuples_keep_their_type_and_attributes() -> None:
@@ -270,6 +282,7 @@ def test_subclasses_of_list_keep_their_attributes() -> None:
         UserDict(label="cat", image=one(1)),
         Encoding(label="cat", image=one(1)),
         Frozendict({"label": "cat", "image": one(1)}),
+        Mutable({"label": "cat", "image": one(1)}),
         types.MappingProxyType({"label": "cat", "image": one(1)}),
     ],
     ids=lambda batch: type(batch).__name__,

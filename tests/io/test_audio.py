@@ -134,6 +134,40 @@ def test_arguments_out_of_range(options: dict[str, Any], said: str) -> None:
         decode_audio(FORMATS["WAV"], sample_rate=16e3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rate", [1, 119, 48_000 * 400 + 1, 2**31, 10**30])
+def test_a_rate_too_far_from_the_sounds_own_is_refused(kind: str, rate: int) -> None:
+    with pytest.raises(ValueError, match=f"^sample_rate={rate:,} of a sound that has 48,000"):
+        decode_audio(FORMATS[kind], sample_rate=rate)
+
+
+def test_a_header_that_claims_a_frame_a_second_makes_no_gigabytes() -> None:
+    data = bytearray(FORMATS["WAV"])
+    data[24:28] = (1).to_bytes(4, "little")
+    assert decode_audio(data)[1] == 1
+    with pytest.raises(ValueError, match="of a sound that has 1 frames a second, as its header"):
+        decode_audio(data, sample_rate=48_000)
+    assert decode_audio(data, sample_rate=400)[0].shape == (2, 4_001 * 400)
+
+
+def test_mono_is_repeated_so_often_and_no_more() -> None:
+    mono = sound("WAV", "PCM_16", samples=tone()[:, :1])
+    assert decode_audio(mono, channels=1024)[0].shape == (1024, 4_001)
+    for channels in (1025, 2**40):
+        with pytest.raises(ValueError, match="repeated at most 1,024 times"):
+            decode_audio(mono, channels=channels)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_times_beyond_all_numbers(kind: str) -> None:
+    whole, _ = decode_audio(FORMATS[kind])
+    assert np.array_equal(decode_audio(FORMATS[kind], duration=1e308)[0], whole)
+    resampled, _ = decode_audio(FORMATS[kind], duration=1e308, sample_rate=16_000)
+    assert resampled.shape[1] == pytest.approx(len(whole[0]) / 3, abs=1)
+    with pytest.raises(ValueError, match="lies behind the end"):
+        decode_audio(FORMATS[kind], offset=1e308)
+
+
 def test_what_is_no_data() -> None:
     with pytest.raises(TypeError, match="use read_audio"):
         decode_audio("a.wav")  # type: ignore[arg-type]

@@ -430,6 +430,32 @@ async def test_a_quoted_url_is_sent_as_it_is_and_others_are_quoted() -> None:
         assert [request.target for request in server.requests] == list(targets.values())
 
 
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E", "/a%2Fb%2B?sig=a%2Fb%2B%3D&x=%7E"),
+        ("{base}/a%2Fb%7e%41?x=%2b#part", "/a%2Fb%7e%41?x=%2b"),
+        ("{base}?sig=%7E%2F", "/?sig=%7E%2F"),
+        ("?sig=%7E", "/from?sig=%7E"),
+        ("/a b?x=y z", "/a%20b?x=y+z"),
+        ("/\xc3\xa9", "/%C3%A9"),  # as a server writes é in UTF-8
+        ("/50%", "/50%25"),
+    ],
+)
+async def test_the_target_of_a_redirect_is_sent_as_it_was(location: str, target: str) -> None:
+    async with ScriptedServer({target: [ok(BODY)]}) as server:
+        server.scripts["/from"] = [status(302, Location=location.format(base=server.url("")))]
+        assert await Fetch()(server.url("/from")) == BODY
+        assert [request.target for request in server.requests] == ["/from", target]
+
+
+@pytest.mark.parametrize("location", ["http://host:99999/x y", "http://[::bad/x", "http://"])
+async def test_a_redirect_to_nowhere_is_an_error_of_the_item(location: str) -> None:
+    _, error = await run(Fetch(), status(302, Location=location))
+    assert isinstance(error, FetchError)
+    assert "it is redirected to what is no URL of http" in str(error)
+
+
 async def test_a_server_is_the_same_one_however_its_urls_are_written() -> None:
     gate = asyncio.Event()
     async with ScriptedServer({"/?q": [gated(gate, ok(b"x"))], "/o": [ok(b"x")]}) as server:
@@ -595,8 +621,26 @@ async def test_a_url_that_cannot_be_is_an_item_error() -> None:
         {"per_host": True},
         {"max_redirects": -1},
         {"ssl_context": False},
+        {"max_retry_after": True},
+        {"headers": 3},
+        {"headers": [("a", "b")]},
+        {"headers": {"a": 3}},
+        {"headers": {3: "a"}},
+        {"headers": {"a": "b\r\nc: d"}},
+        {"store": 3},
+        {"store": {"no_such_option": 1}},
+        {"store": {"retries": -1}},
+        {"store": {"config": 3}},
+        {"store": {"max_bytes": 1}},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))}|^config|^retries"):
         Fetch(**options)
+
+
+def test_what_is_said_of_headers_holds_no_secrets() -> None:
+    for value in ("hidden\n", b"hidden"):
+        with pytest.raises(ValueError, match="Authorization") as caught:
+            Fetch(headers={"Authorization": value})  # type: ignore[dict-item]  # one is none
+        assert "hidden" not in str(caught.value)

@@ -89,6 +89,22 @@ def test_options_out_of_range(options: Any) -> None:
         decode_image(JPEGS["grey"], **options)
 
 
+@pytest.mark.parametrize("size", [200_000, (1, 178_956_971), (13_378, 13_378), 10**30])
+def test_a_size_that_no_picture_has(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"asks for .* pixels, and at most 178,956,970 are made"):
+        decode_image(JPEGS["grey"], size=size)
+    with pytest.raises(ValueError, match="and at most 178,956,970 are made"):
+        decode_image(JPEGS["grey"], size=size, max_pixels=1)  # is about what is decoded
+
+
+def test_a_size_above_the_default_limit_is_asked_for_with_max_pixels() -> None:
+    side = 13_378
+    with pytest.raises(DecodeError, match="0 bytes"):  # it is refused for nothing else
+        decode_image(b"", size=side, max_pixels=side**2)
+    with pytest.raises(ValueError, match=f"at most {side**2 - 1:,} are made"):
+        decode_image(b"", size=side, max_pixels=side**2 - 1)
+
+
 # Back-ends
 
 

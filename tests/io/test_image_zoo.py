@@ -293,6 +293,8 @@ def test_all_frames_when_asked_for(format: str) -> None:  # noqa: A002
     assert decode_frames(data, max_frames=2, size=10, layout="CHW").shape == (2, 3, 10, 10)
     with pytest.raises(DecodeError, match="5 frames of 40 x 30 pixels"):
         decode_frames(data, max_pixels=5 * 40 * 30 - 1)
+    with pytest.raises(DecodeError, match="5 frames of 8,000 x 8,000 pixels: more than max_pixels"):
+        decode_frames(data, size=8_000)
 
 
 @pytest.mark.parametrize("disposal", [1, 2, 3])

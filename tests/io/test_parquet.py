@@ -85,6 +85,13 @@ def test_floats_with_nulls_and_lists_of_numbers() -> None:
     assert batch["vectors"].tolist() == [[1, 2], [3, 4]]
 
 
+def test_nulls_are_looked_at_in_each_batch_and_can_be_filled() -> None:
+    batches = [b["n"] for b in read_parquet(written({"n": [1, BIG, None, 4]}), batch_size=2)]
+    assert [b.dtype for b in batches] == [np.int64, object]
+    filled = [np.where(b == None, -1, b).astype(np.int64) for b in batches]  # noqa: E711 -- of elements
+    assert [b.tolist() for b in filled] == [[1, BIG], [-1, 4]]
+
+
 def test_batches_columns_and_row_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(written(TEN, rows=4))

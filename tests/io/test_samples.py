@@ -125,6 +125,27 @@ def test_rename_by_a_dict_and_by_a_function() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "junk", ["", "k", ("k", ""), ("", "jpg"), ("k",), ("k", 3), (b"k", "jpg"), 3, ("a", "b", "c")]
+)
+def test_a_rename_that_returns_junk_is_named(junk: Any) -> None:
+    data = tar_of({"1.jpg": b"J", "2.jpg": b"K"})
+    samples = tar_samples(
+        data, rename=lambda name: split_name(name) if name == "1.jpg" else junk, name="x.tar"
+    )
+    with pytest.raises(ValueError, match=r"x\.tar: rename of '2\.jpg' returned ") as caught:
+        list(samples)
+    assert repr(junk) in str(caught.value)
+
+
+def test_a_rename_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="rename is a mapping"):
+        tar_samples(b"", rename=3)  # type: ignore[arg-type]  # the point
+    for new in ("", 3):
+        with pytest.raises(ValueError, match="rename: the new name of 'jpeg'"):
+            tar_samples(b"", rename={"jpeg": new})  # type: ignore[dict-item]  # the point
+
+
 # Missing fields
 
 
@@ -152,8 +173,7 @@ def test_a_second_field_of_a_name(caplog: pytest.LogCaptureFixture) -> None:
     keys, error = until_error(data)
     assert keys == ["j"]
     assert "'jpg' of sample 'k' twice" in str(error)
-    assert "byte 3,072 ('k.jpg')" in str(error)
-    assert "begins at byte 1,024" in str(error)
+    assert "at byte 1,024 ('k.jpg') and at byte 3,072 ('k.jpg')" in str(error)
     assert (error.archive, error.member, error.offset) == ("x.tar", "k.jpg", 3072)
     assert not caplog.records
     for policy, jpg in (("first", b"1"), ("last", b"3")):
@@ -162,6 +182,14 @@ def test_a_second_field_of_a_name(caplog: pytest.LogCaptureFixture) -> None:
         assert found[1] == {"__key__": "k", "jpg": jpg, "json": b"2"}
         assert len(found) == 3
         assert "x.tar: passed over 1 × duplicate; first 'k.jpg' at byte 3072" in caplog.text
+
+
+def test_the_error_about_a_second_field_names_both_members() -> None:
+    data = tar_of([("k.cls", b"0"), ("./k.JPG", b"1"), ("k.txt", b""), ("k.jpg", b"2")])
+    _, error = until_error(data)
+    assert "at byte 1,024 ('./k.JPG') and at byte 2,560 ('k.jpg')" in str(error)
+    _, error = until_error(data, rename={"cls": "txt"})
+    assert "at byte 0 ('k.cls') and at byte 2,048 ('k.txt')" in str(error)
 
 
 def test_a_sample_that_comes_back() -> None:
@@ -359,6 +387,16 @@ def test_pictures_that_are_none_are_named_too() -> None:
     with pytest.raises(DecodeError) as caught:
         SampleDecoder()(sample)
     assert caught.value.__notes__ == ["in field 'jpg' of sample 'k', at byte 0 of x.tar"]
+
+
+def test_a_sample_made_by_hand_has_no_place() -> None:
+    for sample, note in (
+        ({"json": b"{"}, "in field 'json' of a sample without a key"),
+        ({"json": b"{", "__key__": "k"}, "in field 'json' of sample 'k'"),
+    ):
+        with pytest.raises(ValueError, match="Expecting") as caught:
+            SampleDecoder()(sample)
+        assert caught.value.__notes__ == [note]
 
 
 def test_nothing_is_logged_about_a_shard_without_trouble(caplog: pytest.LogCaptureFixture) -> None:

@@ -100,6 +100,36 @@ async def test_a_store_takes_its_own_urls_only(store: Store) -> None:
         await store.get("https://host/a")
 
 
+@pytest.mark.parametrize(
+    "key", ["", "../top.bin", "/a.bin", "sub/../a.bin", "./a.bin", "sub//b.bin", "a.bin/", ".."]
+)
+async def test_what_is_no_key_is_refused(store: Store, key: str) -> None:
+    root = store.root
+    for asking in (
+        store.get(key),
+        store.get(root + key),
+        store.size(key),
+        store.put(key, b""),
+        store.get_range(key, 0, 1),
+        store.get_ranges(key, [(0, 1)]),
+    ):
+        with pytest.raises(ValueError, match="is no key of a store: keys are paths below its root"):
+            await asking
+
+
+@pytest.mark.parametrize("root", [3, None, b"s3://bucket", Path("/data")])
+def test_a_root_is_text(root: Any) -> None:
+    with pytest.raises(TypeError, match="root is a URL as str, not ") as caught:
+        Store(root)
+    assert ("as_uri" in str(caught.value)) == isinstance(root, Path)
+
+
+def test_a_root_has_no_way_up() -> None:
+    for root in ("file:///data/../etc", "s3://bucket/a//b", "s3://bucket/./x"):
+        with pytest.raises(ValueError, match="is no key of a store"):
+            Store(root)
+
+
 async def test_larger_objects_are_refused(endpoint: str) -> None:
     store = Store("s3://bucket/data", **options(endpoint, max_bytes=1000))
     with pytest.raises(FetchError, match="10,240 bytes, and max_bytes allows 1,000"):
@@ -207,6 +237,11 @@ def test_other_roots_are_refused(url: str) -> None:
         {"idle_timeout": float("inf")},
         {"total_timeout": "3"},
         {"max_bytes": 0},
+        {"retry_timeout": None},
+        {"config": 3},
+        {"config": [1]},
+        {"config": {3: "x"}},
+        {"client": 3},
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
@@ -219,5 +254,7 @@ def test_settings_that_the_store_does_not_know_are_refused() -> None:
         Store("az://container/x", config={})
     with pytest.raises(ValueError, match="no_such_setting"):
         Store("s3://bucket", config={"no_such_setting": 1})
+    with pytest.raises(ValueError, match=r"Store\('s3://bucket'\): .*'int'"):
+        Store("s3://bucket", config={"region": 3})
     with pytest.raises(ValueError, match="config= and client= are not for file:"):
         Store("file:///data", config={"a": 1})

@@ -331,8 +331,9 @@ def test_eight_threads_get_what_one_gets() -> None:
         assert all(pool.map(work, range(8)))
 
 
-def test_one_native_thread_for_each_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario H11: eight decoders at once are eight threads."""
+def test_one_native_thread_where_there_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario H11; with more cores: test_decoders_tell.py."""
+    monkeypatch.setattr("spdl_async._runtime.native.cores_within", lambda _: 1)
     clips = [
         video(24, height=240, width=320, codec=codec, container=container, b_frames=None)
         for codec, container in (("libx264", "mp4"), ("libvpx-vp9", "webm"))
@@ -374,6 +375,7 @@ def test_more_than_one_native_thread_would_be_seen() -> None:
         ({"start": 1.92}, r"start=1.92 s lies behind the end: the video is 1.920 s long"),
         ({"start": 0.01, "end": 0.03}, "no frame is shown first between"),
         ({"size": 0}, "at least 1 pixel"),
+        ({"size": 200_000}, "asks for 40,000,000,000 pixels, and at most 178,956,970"),
         ({"backend": "cv2"}, 'backend must be "auto", "pyav" or "torchcodec"'),
     ],
 )

@@ -18,6 +18,8 @@ from children import PRELUDE, run_script, run_scripts
 from witness import PATIENCE, entered, our_threads, silence, wait_for_silence
 
 from spdl_async import PipelineBuilder, PipelineRun, RunStateError, SyncPipelineRun
+from spdl_async._runtime.bridge import Handover, Sink
+from spdl_async._runtime.ticket import Item, Ledger
 
 Loop = Literal["caller", "own"]
 both_loops = pytest.mark.parametrize("loop", ["caller", "own"])
@@ -548,3 +550,18 @@ async def test_entered_events_are_seen(loop: Loop) -> None:
         with pytest.raises(RunStateError, match="closed"):
             await anext(run)
     assert not our_threads()
+
+
+async def test_a_closed_hand_over_takes_and_gives_nothing() -> None:
+    """What an engine makes while its run is being closed is not taken for the next result."""
+    handover = Handover(2)
+    asked: list[str] = []
+    sink = Sink(asyncio.get_running_loop(), handover, Ledger(), lambda _: None)
+    sink.on_demand = lambda: asked.append("more")
+    sink.push([Item(value, value, value) for value in range(3)])
+    handover.close()
+    sink.push([Item(3, 3, 3)])
+    with pytest.raises(RunStateError):
+        handover.take()
+    assert sink.empty
+    assert not asked

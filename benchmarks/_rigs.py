@@ -107,7 +107,7 @@ class LateCuda(CudaDevice):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue the copy behind a kernel that does nothing for a while."""
-        torch.cuda._sleep(self._cycles)
+        torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]  # torch's
         super().copy(target, source)
 
 
@@ -125,7 +125,7 @@ class CudaRig:
         self.name = f"{properties.name}, {memory:.0f} GB, CUDA {torch.version.cuda}"
         self._total: int = properties.total_memory
         start = self.mark()
-        torch.cuda._sleep(CALIBRATION_CYCLES)
+        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]  # torch's
         end = self.mark()
         end.synchronize()
         self._cycles_per_second = CALIBRATION_CYCLES / max(1e-6, self.seconds(start, end))
@@ -150,7 +150,7 @@ class CudaRig:
     def slow(self, seconds: float) -> None:
         """Queue an idle kernel."""
         with torch.cuda.device(self.device):
-            torch.cuda._sleep(self._cycles(seconds))
+            torch.cuda._sleep(self._cycles(seconds))  # type: ignore[no-untyped-call]  # torch's
 
     def launch(self, function: Callable[..., object], *tensors: torch.Tensor) -> None:
         """Call it: torch's functions queue their kernels."""
@@ -184,7 +184,7 @@ class CudaRig:
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Ask the device, which keeps milliseconds."""
-        return float(start.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]  # torch's
+        return float(start.elapsed_time(end)) / 1e3
 
     def finish(self) -> None:
         """Wait for the device."""
@@ -333,7 +333,7 @@ class FakeRig:
 
 def missing() -> str | None:
     """Say in one line why there is no `CudaRig` here; None where there can be one."""
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU"

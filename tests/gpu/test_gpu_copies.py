@@ -419,7 +419,8 @@ def test_what_is_page_locked_or_there_already_is_not_staged(kind: str) -> None:
     rig = open_rig(kind)
     there = rig.send(torch.arange(1_000))
     locked = rig.pinned(torch.arange(100_000))
-    made = PipelineBuilder().add_source([{"there": there, "locked": locked, "key": "a"}] * 10)
+    batches: list[dict[str, Any]] = [{"there": there, "locked": locked, "key": "a"}] * 10
+    made = PipelineBuilder().add_source(batches)
     with made.to_device(rig.late(0.002)).build().run_sync() as run:
         for batch in run:
             assert batch["there"] is there
@@ -432,7 +433,7 @@ def test_what_is_page_locked_or_there_already_is_not_staged(kind: str) -> None:
 @each_device
 def test_fields_that_were_not_chosen_stay(kind: str) -> None:
     rig = open_rig(kind)
-    batch = {"image": np.ones((4, 4)), "mask": np.zeros(3)}
+    batch: dict[str, Any] = {"image": np.ones((4, 4)), "mask": np.zeros(3)}
     (copied,) = PipelineBuilder().add_source([batch]).to_device(rig.backend, only=["image"]).build()
     assert copied["mask"] is batch["mask"]
     assert rig.read(copied["image"]).tolist() == batch["image"].tolist()

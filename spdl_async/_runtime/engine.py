@@ -24,6 +24,7 @@ the end of the loop does that) is a stop request; it ends the waiting for thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -323,10 +324,8 @@ class Engine:
 
     def call_on_loop(self, callback: Callable[[], None]) -> None:
         """Call something on the loop, from any thread."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed
-            pass
 
     def halt_threads(self) -> None:
         """Keep threads from starting another call, before the loop comes to it: they look at flags."""

@@ -222,7 +222,7 @@ def _decode(media: Media, wanted: _Wanted) -> tuple[Samples, int]:
         samples = read_wav(media, layout, *wanted.range_in(layout.frames, own))
     else:
         media, cut = frames_of_mp3(media)
-        with open_sound(media) as sound:
+        with open_sound(media, to_decode=True) as sound:
             frames, own = _checked_counts(sound)
             _check_ratio(own, wanted.sample_rate)
             first, count = wanted.range_in(frames, own)

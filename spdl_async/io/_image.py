@@ -7,6 +7,7 @@ and JPEGs that simplejpeg does not take, go through Pillow.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
@@ -22,7 +23,7 @@ from spdl_async.io._image_info import JPEG
 from spdl_async.io._jpeg import decode_jpeg, installed
 from spdl_async.io._local import read_file
 from spdl_async.io._orientation import stored_size, upright
-from spdl_async.io._out import check_out, pixels_of, write
+from spdl_async.io._out import check_out, own, pixels_of, write
 from spdl_async.io._picture import MOST_PIXELS, Decoded, Mode, Wanted
 from spdl_async.io._pillow import decode_all, decode_with_pillow
 from spdl_async.io._resize import resize
@@ -292,14 +293,42 @@ def decode_frames(
 def as_wanted(
     *,
     size: int | tuple[int, int] | None = None,
+    fit: _fit.Fit = "stretch",
+    mode: Mode = "RGB",
+    layout: Literal["HWC", "CHW"] = "HWC",
+    exif: Literal["apply", "ignore"] = "apply",
+    damaged: Literal["error", "tolerate"] = "error",
     max_pixels: int = MOST_PIXELS,
-    **choices: Any,
+    backend: str = "auto",
+    **unknown: object,
 ) -> Wanted:
-    """Check the options of `decode_image`."""
+    """Check the options of `decode_image`; the same ones are checked once."""
+    for name in unknown:
+        raise TypeError(f"there is no option {name!r}")
+    most = max(max_pixels, MOST_PIXELS) if isinstance(max_pixels, int) else MOST_PIXELS
+    pair = None if size is None else _fit.as_height_width(size, most)
+    options = (pair, fit, mode, layout, exif, damaged, max_pixels, backend)
+    try:
+        return _wanted(*options)
+    except TypeError:  # what cannot be hashed is none of the choices
+        return _wanted.__wrapped__(*options)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _wanted(
+    size: tuple[int, int] | None,
+    fit: _fit.Fit,
+    mode: Mode,
+    layout: Literal["HWC", "CHW"],
+    exif: str,
+    damaged: str,
+    max_pixels: int,
+    backend: str,
+) -> Wanted:
+    choices = {"fit": fit, "mode": mode, "layout": layout, "exif": exif}
+    choices |= {"damaged": damaged, "backend": backend}
     for name, value in choices.items():
-        allowed = _CHOICES.get(name)
-        if allowed is None:
-            raise TypeError(f"there is no option {name!r}")
+        allowed = _CHOICES[name]
         if value not in allowed:
             raise ValueError(
                 f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
@@ -307,14 +336,14 @@ def as_wanted(
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
         raise ValueError(f"max_pixels must be a whole number of at least 1, not {max_pixels!r}")
     return Wanted(
-        size=None if size is None else _fit.as_height_width(size, max(max_pixels, MOST_PIXELS)),
-        fit=choices.get("fit", "stretch"),
-        mode=choices.get("mode", "RGB"),
-        layout=choices.get("layout", "HWC"),
-        turn=choices.get("exif", "apply") == "apply",
-        tolerate=choices.get("damaged", "error") == "tolerate",
+        size=size,
+        fit=fit,
+        mode=mode,
+        layout=layout,
+        turn=exif == "apply",
+        tolerate=damaged == "tolerate",
         max_pixels=max_pixels,
-        backend=choices.get("backend", "auto"),
+        backend=backend,
     )
 
 
@@ -375,16 +404,17 @@ def finished(picture: Decoded, wanted: Wanted, out: Any) -> Any:
     pixels, orientation = picture.pixels, picture.orientation if wanted.turn else 1
     size = stored_size(wanted.size, orientation)
     if size is not None:
-        part = _fit.cropped((pixels.shape[0], pixels.shape[1]), size, wanted.fit)
-        top, left = _fit.margin((pixels.shape[0], pixels.shape[1]), part)
-        pixels = pixels[top : top + part[0], left : left + part[1]]
+        if wanted.fit == "cover":
+            part = _fit.cropped((pixels.shape[0], pixels.shape[1]), size, wanted.fit)
+            top, left = _fit.margin((pixels.shape[0], pixels.shape[1]), part)
+            pixels = pixels[top : top + part[0], left : left + part[1]]
         target = _fit.inner(picture.full, size, wanted.fit)
         pixels = resize(pixels, target, alpha=picture.alpha, nearest=picture.indices)
     if wanted.mode == "RGBA" and pixels.shape[2] != 4:
         pixels = as_mode(pixels, "RGBA")
     pixels = upright(pixels, orientation)
     if out is None and wanted.layout == "HWC" and wanted.size in (None, pixels.shape[:2]):
-        return np.require(pixels, requirements=["C", "W"])
+        return own(pixels)
     height, width = wanted.size or (pixels.shape[0], pixels.shape[1])
     shape = (height, width, pixels.shape[2])
     if wanted.layout == "CHW":

@@ -16,15 +16,15 @@ def as_bytes(data: object, caller: str, reader: str | None = None) -> memoryview
     Raises:
         TypeError: it is a path, a decoded picture, or no buffer.
     """
-    if isinstance(data, (str, os.PathLike)):
-        instead = f"{reader}(path), or " if reader else ""
-        raise TypeError(
-            f"{caller} takes the content of a file as bytes, not its path "
-            f"({os.fspath(data)!r}): use {instead}{caller}(path.read_bytes())"
-        )
     try:
         view = memoryview(data)  # type: ignore[arg-type]  # what is no buffer ends below
     except TypeError:
+        if isinstance(data, (str, os.PathLike)):
+            instead = f"{reader}(path), or " if reader else ""
+            raise TypeError(
+                f"{caller} takes the content of a file as bytes, not its path "
+                f"({os.fspath(data)!r}): use {instead}{caller}(path.read_bytes())"
+            ) from None
         raise TypeError(
             f"{caller} takes the content of a file as bytes, not {type(data).__name__}: "
             f"read the file first, as with open(path, 'rb').read()"

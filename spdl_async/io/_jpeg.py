@@ -55,17 +55,11 @@ def decode_jpeg(view: memoryview[int], wanted: Wanted) -> Decoded | None:
     orientation = jpeg_orientation(view)
     scale = decoding_scale((height, width), orientation, wanted)
     space = _color_space(colors, wanted.mode)
-    decode = functools.partial(
-        library.decode_jpeg,
-        view,
-        colorspace=space,
-        # simplejpeg takes the smallest scale that gives this much: exactly ours.
-        min_height=-(-height // scale),
-        min_width=-(-width // scale),
-    )
+    # simplejpeg takes the smallest scale that gives this much: exactly ours.
+    size = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
     damage = None
     try:
-        pixels = decode(strict=True)
+        pixels = library.decode_jpeg(view, colorspace=space, strict=True, **size)
     except (ValueError, KeyError) as error:
         reason = str(error)
         if not reason.startswith(_DAMAGE) or _NO_DAMAGE in reason:
@@ -74,7 +68,7 @@ def decode_jpeg(view: memoryview[int], wanted: Wanted) -> Decoded | None:
         if not wanted.tolerate:
             raise DecodeError(damage) from error
         try:
-            pixels = decode(strict=False)
+            pixels = library.decode_jpeg(view, colorspace=space, strict=False, **size)
         except (ValueError, KeyError):
             raise DecodeError(damage) from error
     if space == "CMYK":

@@ -13,6 +13,9 @@ from spdl_async.io._local import open_regular
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_HEAD = 64
+"""Bytes of a file that are read when it is opened."""
+
 
 class Media:
     """Bytes with a position, as decoders of C want to read them: a callback never raises.
@@ -24,7 +27,7 @@ class Media:
         size: how many bytes there are.
     """
 
-    __slots__ = ("_at", "_failure", "_file", "_view", "size")
+    __slots__ = ("_at", "_failure", "_file", "_head", "_view", "size")
 
     def __init__(self, view: memoryview[int] | None, file: BinaryIO | None) -> None:
         self._view = view
@@ -36,6 +39,8 @@ class Media:
         else:
             assert file is not None
             self.size = os.fstat(file.fileno()).st_size
+            # Who asks what kind of file it is does so a few bytes at a time.
+            self._head = memoryview(file.read(_HEAD))
 
     def part(self, start: int, count: int) -> memoryview[int]:
         """Return up to ``count`` bytes from ``start``: a view of memory, or what a file gives.
@@ -46,6 +51,8 @@ class Media:
         if self._view is not None:
             return self._view[start : start + count]
         assert self._file is not None
+        if start + count <= len(self._head):
+            return self._head[start : start + count]
         self._file.seek(start)
         parts = list[bytes]()
         count = min(count, max(0, self.size - start))

@@ -20,6 +20,7 @@ _END_OF_IMAGE = 0xD9
 _SIDEWAYS = 5
 """From this orientation on, turning the picture upright exchanges its height and width."""
 
+_SEGMENT = struct.Struct(">BBH")
 _EXIF = b"Exif\x00\x00"
 
 
@@ -28,15 +29,14 @@ def jpeg_orientation(data: memoryview[int]) -> int:
 
     A damaged header is no error here: the decoder judges the file.
     """
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
+    position, last = 2, len(data) - 4
+    while position <= last:
+        prefix, marker, length = _SEGMENT.unpack_from(data, position)
+        if prefix != 0xFF or marker in (_START_OF_SCAN, _END_OF_IMAGE):
+            break
         if marker == 0xFF:  # a fill byte, T.81 B.1.1.2
             position += 1
             continue
-        if marker in (_START_OF_SCAN, _END_OF_IMAGE):
-            break
-        length = data[position + 2] << 8 | data[position + 3]
         body = position + 4
         if marker == _APP1 and data[body : body + 6] == _EXIF:
             return exif_orientation(bytes(data[body : position + 2 + length]))

@@ -51,6 +51,12 @@ def pixels_of(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
     return array
 
 
+def own(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Return the array, or a copy of it where it is not C-contiguous and writable."""
+    flags = pixels.flags
+    return pixels if flags.c_contiguous and flags.writeable else pixels.copy(order="C")
+
+
 def check_shape(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise ``ValueError`` unless the array has this shape and dtype."""
     if array.shape != shape or array.dtype != dtype:

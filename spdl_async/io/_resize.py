@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdl_async.io._extras import need
+from spdl_async.io._out import own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,9 +56,9 @@ def resize(
         return _resize_with_pillow(pixels, size, alpha, nearest)
     from_numpy, interpolate = torch[0].from_numpy, torch[1]
     # In this order unsqueeze and permute give the strides that torch takes for channels-last; a
-    # batch dimension added last does not, and then the result comes back in planes.
-    writable = np.require(pixels, requirements=["C", "W"])  # torch warns of others
-    batch = from_numpy(writable).unsqueeze(0).permute(0, 3, 1, 2)
+    # batch dimension added last does not, and then the result comes back in planes. Torch warns of
+    # what is not writable.
+    batch = from_numpy(own(pixels)).unsqueeze(0).permute(0, 3, 1, 2)
     resized = interpolate(batch, size=size, mode="bilinear", antialias=True)
     result: NDArray[np.uint8] = resized.permute(0, 2, 3, 1).squeeze(0).numpy()
     return np.ascontiguousarray(result)

@@ -48,9 +48,17 @@ _ESTIMATED = ("MP3",)
 """Formats without a count of frames: what is shown is an estimate, and fewer may come."""
 
 
+_COPIED = 1 << 24
+"""Bytes up to which data in memory is copied into a file for libsndfile: a few milliseconds."""
+
+
 @contextmanager
-def open_sound(media: Media) -> Iterator[Any]:
+def open_sound(media: Media, *, to_decode: bool = False) -> Iterator[Any]:
     """Open with libsndfile; the ``SoundFile`` is closed at the end, whatever happens.
+
+    Args:
+        media: the bytes.
+        to_decode: more than the header is going to be read.
 
     Raises:
         DecodeError: it is no sound that libsndfile reads, or damaged.
@@ -62,10 +70,12 @@ def open_sound(media: Media) -> Iterator[Any]:
     if not is_mp3 and not _is_known(media):
         raise DecodeError(_described("of no format that is known", media))
     media.seek(0)
+    # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
     try:
-        with _named(media) if is_mp3 else _as_it_is(media) as source:
-            opened = soundfile.SoundFile(source, closefd=False)
-        with opened as sound:
+        with (
+            _file_of(media, copy=is_mp3 or to_decode) as file,
+            soundfile.SoundFile(_named(file) if is_mp3 else file, closefd=False) as sound,
+        ):
             yield sound
             media.check()
     except soundfile.LibsndfileError as error:
@@ -74,27 +84,26 @@ def open_sound(media: Media) -> Iterator[Any]:
 
 
 @contextmanager
-def _as_it_is(media: Media) -> Iterator[Media | int]:
-    # Read by its descriptor, a file costs no call back into Python, which waits for the GIL.
+def _file_of(media: Media, *, copy: bool) -> Iterator[Any]:
+    """Give a descriptor, of a file in memory where ``media`` is none; where there is no such, ``media``."""
     descriptor = media.descriptor()
-    yield media if descriptor is None else descriptor
+    if descriptor is not None or not copy or media.size > _COPIED:
+        yield media if descriptor is None else descriptor
+        return
+    try:
+        made = os.memfd_create("sound")
+    except (AttributeError, OSError):  # not on Linux; no descriptor is left
+        yield media
+        return
+    try:
+        yield made if os.pwrite(made, media.part(0, media.size), 0) == media.size else media
+    finally:
+        os.close(made)
 
 
-@contextmanager
-def _named(media: Media) -> Iterator[Media | int | str]:
-    """Give a name to what is to be opened, beside which there is nothing; where the system has such names."""
-    descriptor = media.descriptor()
-    if not hasattr(os, "memfd_create") or not _NAMES.is_dir():
-        with _as_it_is(media) as source:
-            yield source
-    elif descriptor is not None:
-        yield str(_NAMES / str(descriptor))
-    else:
-        with open(os.memfd_create("spdl_async"), "wb", buffering=0) as copy:
-            data = media.part(0, media.size)
-            while data:
-                data = data[copy.write(data) :]
-            yield str(_NAMES / str(copy.fileno()))
+def _named(file: Any) -> Any:
+    """Return the name of an open file, beside which there is nothing; where the system has none, the file."""
+    return str(_NAMES / str(file)) if isinstance(file, int) and _NAMES.is_dir() else file
 
 
 def _is_known(media: Media) -> bool:
@@ -127,10 +136,9 @@ def read_sound(sound: Any, media: Media, first: int, count: int) -> NDArray[np.f
     if first:
         sound.seek(first)
     unknown = sound.frames == UNKNOWN_FRAMES
-    if unknown:
-        # After each read soundfile seeks to where it stands, which libsndfile refuses at an end that it
-        # does not know.
-        sound.seekable = bool
+    # Where it can seek, soundfile asks for its position before each read, and seeks to where it stands
+    # after it, which costs, and which libsndfile refuses at an end that it does not know.
+    sound.seekable = bool
     channels: int = sound.channels
     if count * channels <= max(_BLOCK, _TRUSTED * media.size):
         blocks = [sound.read(count, dtype="float32", always_2d=True)]

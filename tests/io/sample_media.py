@@ -6,9 +6,8 @@ import functools
 import importlib
 import io
 import os
-import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,22 +117,6 @@ def format_chunk(
     block = channels * ((bits + 7) // 8) if block is None else block
     numbers = ((tag, 2), (channels, 2), (rate, 4), (rate * block, 4), (block, 2), (bits, 2))
     return chunk(b"fmt ", b"".join(value.to_bytes(size, "little") for value, size in numbers))
-
-
-def mutations(data: bytes, count: int, seed: int) -> Iterator[bytes]:
-    """Damaged copies: changed bytes (half of them in the header), cuts, and pieces moved."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        copy = bytearray(data)
-        for _ in range(rng.randint(1, 8)):
-            limit = len(copy) if rng.random() < 0.5 else min(200, len(copy))
-            copy[rng.randrange(limit)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        if rng.random() < 0.3:
-            del copy[rng.randrange(1, len(copy)) :]
-        if rng.random() < 0.1:
-            at = rng.randrange(len(copy))
-            copy[at:at] = copy[: rng.randint(1, 64)]
-        yield bytes(copy)
 
 
 def threads_beside(work: Callable[[], object], callers: int = 8) -> int:

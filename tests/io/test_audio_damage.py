@@ -1,10 +1,8 @@
-"""Damaged sounds: the documented error, nothing on stderr, bounded memory; 10,000 files of it."""
+"""Damaged sounds: the error names the damage, and nothing is allocated that a header claims."""
 
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("soundfile")
 
 import soundfile
-from sample_media import mutations, sound, tone
+from sample_media import sound, tone
 
 from spdl_async.errors import DecodeError
 from spdl_async.io import audio_info, decode_audio, read_audio
@@ -167,63 +165,3 @@ def test_a_header_that_claims_years_of_sound_allocates_nothing() -> None:
     with pytest.raises(DecodeError):
         decode_audio(bytes(data))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-
-
-KINDS = (
-    ("WAV", "PCM_16", 1_000),
-    ("WAVEX", "PCM_24", 1_000),
-    ("RF64", "FLOAT", 1_000),
-    ("FLAC", "PCM_16", 1_500),
-    ("OGG", "VORBIS", 1_500),
-    ("OGG", "OPUS", 1_000),
-    ("MP3", "MPEG_LAYER_III", 1_500),
-    ("AIFF", "PCM_24", 500),
-    ("CAF", "ALAC_16", 500),
-    ("WAV", "IMA_ADPCM", 500),
-)
-FUZZ = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-from sample_media import mutations, sound
-from test_audio_damage import KINDS
-from spdl_async.errors import DecodeError
-from spdl_async.io import decode_audio
-good = bad = 0
-for number, (container, subtype, count) in enumerate(KINDS):
-    for data in mutations(sound(container, subtype), count, seed=number):
-        try:
-            samples, rate = decode_audio(data)
-        except DecodeError:
-            bad += 1
-        else:
-            good += samples.ndim == 2 and rate > 0
-        if good + bad == 1_000:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(good, bad, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-def test_ten_thousand_damaged_files() -> None:
-    assert sum(count for _, _, count in KINDS) == 10_000
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", FUZZ, str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    good, bad, grown = map(int, done.stdout.split())
-    assert good + bad == 10_000
-    assert good > 1_000
-    assert bad > 1_000
-    assert grown < 200_000, "more than 200 MB for files of 50 KB"
-    # libmpg123 says so on stderr when it meets impossible values inside a frame whose form is
-    # right; there is no way to stop it. Nothing else may be there.
-    said = [line for line in done.stderr.splitlines() if "libmpg123/layer3.c" not in line]
-    assert not said
-
-
-def test_mutations_are_the_same_each_time() -> None:
-    data = sound("FLAC")
-    assert list(mutations(data, 20, 1)) == list(mutations(data, 20, 1))

@@ -149,7 +149,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 class LeaksBesideDriver(LeakCheck):
-    """Looks at files alone: a GPU's driver opens pipes and event descriptors when it likes, and keeps them."""
+    """Looks at files alone: a driver of GPUs opens pipes and event descriptors when it likes."""
 
     def _new_descriptors(self) -> list[str]:
         return [text for text in super()._new_descriptors() if "(/" in text and "memfd" not in text]

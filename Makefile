@@ -63,6 +63,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.media
 	$(BIN)/python -m benchmarks.cache
+	$(BIN)/python -m benchmarks.gpu
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -24,16 +24,29 @@ from typing import Any
 
 import pytest
 
-from spdl_async.testing import check_leaks
+from spdl_async.testing import LeakCheck
 
 MANY_CASES = 24
 IMPORTED: list[int] = [0]  # how many modules there were when their objects were frozen
+SETTINGS_OF_PLUGINS = {
+    "asyncio": (
+        "asyncio_mode",
+        "asyncio_default_fixture_loop_scope",
+        "asyncio_default_test_loop_scope",
+    ),
+    "timeout": ("timeout",),
+}
 LOOPS = pytest.StashKey[list[AbstractEventLoop]]()
 
 # Loops
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # tests/device and tests/gpu run with pytest alone, which does not know its plugins' settings.
+    for plugin, names in SETTINGS_OF_PLUGINS.items():
+        if not pluginmanager.hasplugin(plugin):
+            for name in names:
+                parser.addini(name, f"for the plugin {plugin}, which is not there")
     parser.addoption(
         "--sample",
         type=int,
@@ -63,12 +76,16 @@ def drawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LOOPS] = []
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line(
+            "markers", "timeout(seconds): for pytest-timeout, where it is there"
+        )
     # In debug mode a loop keeps a piece of the stack for each callback and future, ten frames of it: a
     # third of what these tests would cost. One says who made it.
     setattr(asyncio.constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 -- a constant to mypy
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True)  # of pytest-asyncio
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], AbstractEventLoop]]:
@@ -123,11 +140,19 @@ def keep_imports() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that leaks a task, a thread of ours, a descriptor or a run, or hides an error."""
-    with trouble() as heard, check_leaks(loop=_loop_of_test(item)):
+    kind = LeaksBesideDriver if item.get_closest_marker("gpu") is not None else LeakCheck
+    with trouble() as heard, kind(timeout=2.0, loop=_loop_of_test(item)):
         result = yield
     if heard:
         pytest.fail("errors that nobody saw:\n\n" + "\n".join(heard), pytrace=False)
     return result
+
+
+class LeaksBesideDriver(LeakCheck):
+    """Looks at files alone: a driver of GPUs opens pipes and event descriptors when it likes."""
+
+    def _new_descriptors(self) -> list[str]:
+        return [text for text in super()._new_descriptors() if "(/" in text and "memfd" not in text]
 
 
 class _Listener(logging.Handler):

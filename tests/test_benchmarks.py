@@ -219,3 +219,63 @@ def test_a_table_judges_targets_and_names_what_is_absent() -> None:
 def test_percentile_is_the_nearest_rank() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+@pytest.mark.torch
+def test_gpu_runs_all_of_it_on_a_fake_device() -> None:
+    output = _quick("benchmarks.gpu", "--fake")
+    assert output.count("[torture] ok") == 2
+    for text in (
+        "a fake device: nothing below is a measurement",
+        "[rate-16k]",
+        "[step-20ms-pageable]",
+        "[step-1ms-page-locked]",
+        "bare copies, page-locked, into memory that is there",
+        "batch.to(device), pageable",
+        "no copy: batches that are there",
+        "to_device, packed",
+        "[synchronisations] ok     in the consumer's thread, 10 steps: none",
+        "[page-locking] ok",
+        "[device memory] ok",
+        "[page-locked memory] ok",
+        "[gil] ",
+        "missed: ",
+    ):
+        assert text in output
+
+
+@pytest.mark.torch
+def test_gpu_says_in_one_line_what_is_missing() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (line,) = _quick("benchmarks.gpu").splitlines()
+    assert line.startswith("benchmarks.gpu needs a GPU that torch can use: torch ")
+
+
+@pytest.mark.torch
+def test_gpu_counts_calls_of_the_consumers_thread_in_a_trace() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.gpu import CHECK, WORK, counted
+
+    def call(name: str, at: float, thread: int) -> dict[str, object]:
+        return {"name": name, "cat": "cuda_runtime", "ts": at, "dur": 1, "tid": thread}
+
+    marks: list[dict[str, object]] = [
+        {"name": WORK, "cat": "user_annotation", "ts": 10.0, "dur": 10.0, "tid": 1},
+        {"name": CHECK, "cat": "user_annotation", "ts": 21.0, "dur": 5.0, "tid": 1},
+        {"name": CHECK, "cat": "gpu_user_annotation", "ts": 1.0, "dur": 50.0, "tid": 7},
+    ]
+    calls = [
+        call("cudaStreamSynchronize", 5.0, 1),  # before
+        call("cudaEventSynchronize", 12.0, 2),
+        call("cudaEventQuery", 13.0, 1),
+        call("cudaHostAlloc", 14.0, 2),
+    ]
+    purpose = call("cudaDeviceSynchronize", 22.0, 1)
+    others = {"cudaEventSynchronize": 1, "cudaHostAlloc": 1}
+    assert counted([*marks, *calls, purpose]) == ({}, others)
+    more = call("cudaStreamSynchronize", 15.0, 1)
+    assert counted([*marks, *calls, purpose, more]) == ({"cudaStreamSynchronize": 1}, others)
+    # Threads have other numbers there: zero would mean nothing.
+    assert counted([*marks, *calls, call("cudaDeviceSynchronize", 22.0, 3)]) is None

@@ -220,14 +220,11 @@ def test_memory_is_asked_for_on_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         ("empty", 7, ("dtype", torch.uint8), ("device", "cpu"), ("pin_memory", True)),
     ]
     thing: Any = Asked(log, "thing")
-    stream: Any = object()
     backend.copy(thing, thing)
-    backend.keep_for(thing, stream)
     backend.move(thing)
     assert log[3][0] == "thing.detach"
     assert (log[4][0], log[4][2]) == ("thing.copy_", ("non_blocking", True))
     assert log[5:] == [
-        ("thing.record_stream", stream),
         ("thing.to", device, ("non_blocking", True)),
     ]
 

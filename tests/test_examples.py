@@ -36,6 +36,7 @@ def test_every_example_is_tested() -> None:
         "language_model.py",
         "ordinary_loop.py",
         "shards_from_s3.py",
+        "train_on_gpu.py",
         "video_clips.py",
     }
 
@@ -92,6 +93,20 @@ def test_audio_classification(tmp_path: Path) -> None:
     assert losses[1] < losses[0]
     assert said.count("skipped: ") == 1
     assert "broken.flac: " in said
+
+
+def test_train_on_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    said = run_smoke("train_on_gpu.py", tmp_path)
+    assert said.startswith("on c")  # cpu, or cuda
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if "mean loss" in line]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    assert "bytes_copied" in said
+    assert said.count("skipped: ") == 1
+    assert "held back: " in said
+    right, _, seen = said.partition("held back: ")[2].split()[:3]
+    assert int(right) > int(seen) / 2  # by chance it would be a third
 
 
 def test_video_clips(tmp_path: Path) -> None:

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _is_wrapper(kind: type[torch.Tensor]) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the strided tensors that a tensor is made of: torch knows ``record_stream`` for these alone."""
+    if type(tensor) is not torch.Tensor and _is_wrapper(type(tensor)):
+        names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        return [part for name in names for part in parts_of(getattr(tensor, name))]
+    if tensor.layout in _COMPRESSED:
+        return [getattr(tensor, name)() for name in _COMPRESSED[tensor.layout]]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.is_quantized or tensor.is_nested:
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return [memory.set_(tensor.untyped_storage())]
+    return [tensor]
 
 
 class CudaDevice:
@@ -105,7 +132,8 @@ class CudaDevice:
 
     def keep_for(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Tell the caching allocator of a use on another stream."""
-        tensor.record_stream(stream)
+        for part in parts_of(tensor):
+            part.record_stream(stream)
 
     def move(self, thing: Any) -> Any:
         """Call the thing's own ``to``."""

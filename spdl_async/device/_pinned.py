@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
-def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a page-locked CPU tensor, uninitialised: ``to_device`` copies from it without staging.
 
     Where torch finds no GPU it is ordinary memory. Locking takes milliseconds: allocate few, and use them
@@ -13,8 +16,15 @@ def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> to
 
         ImageBatcher(64, size=224, allocate=pinned_empty)
 
+    Args:
+        shape: of the tensor.
+        dtype: of its elements; None for ``torch.uint8``.
+
     >>> from spdl_async.device import pinned_empty
     >>> pinned_empty((2, 3)).shape
     torch.Size([2, 3])
     """
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=torch.cuda.is_available())
+    import torch
+
+    there = torch.cuda.is_available()
+    return torch.empty(shape, dtype=dtype or torch.uint8, device="cpu", pin_memory=there)

@@ -84,7 +84,10 @@ class StagingPool:
                 self._free.remove(buffer)
                 self._used.append(buffer)
                 return buffer
-            if self._make_room(wanted):
+            # Where memory is short and one that is large enough is in use, it is cheaper to wait for that
+            # than to lock memory anew, now for this size and then for another.
+            there_is_one = any(buffer.size >= size for buffer in self._used)
+            if self._make_room(wanted, patient=there_is_one):
                 return self._new(wanted, kept=True)
             self._wait()
 
@@ -122,14 +125,15 @@ class StagingPool:
             buffer.size = 0  # not to be lent again
         return buffer
 
-    def _make_room(self, wanted: int) -> bool:
-        """Drop free buffers that are too small, as many as needed; tell whether there is room now."""
+    def _make_room(self, wanted: int, *, patient: bool) -> bool:
+        """Drop free buffers that are too small, as many as needed; tell whether there is room."""
         self._free.sort(key=lambda buffer: buffer.size, reverse=True)
         while True:
             kept = len(self._free) + sum(1 for buffer in self._used if buffer.size)
             if kept < self._most and self.held + wanted <= self._max_bytes:
                 return True
-            if not self._free:
+            short = self.held + wanted > self._max_bytes
+            if not self._free or (short and patient):
                 return False
             self.held -= self._free.pop().size
 

@@ -102,6 +102,18 @@ def test_a_cap_holds() -> None:
     assert told["slot_waits"] == 38
 
 
+def test_sizes_that_vary_under_a_cap_lock_nothing_anew() -> None:
+    """One slot of 128 KB and one of 64 KB fit: a large batch waits for the large one, it takes no other's."""
+    fake = FakeDevice()
+    watch = Watch(fake, "x", "y")
+    sizes = random.Random(2)
+    made = [sizes.choice((1 << 14, 1 << 16)) for _ in range(100)]
+    builder = copying(fake, 100, arrays(made.__getitem__), depth=3, pin=200_000)
+    told = taken(fake, builder, watch)
+    assert watch.numbers() == list(range(100))
+    assert fake.pinned_allocations <= 4
+
+
 def test_a_batch_beyond_the_cap_gets_memory_for_itself() -> None:
     fake = FakeDevice()
     watch = Watch(fake, "x", "y")

@@ -17,7 +17,7 @@ RIGS = [
     ROOT / "benchmarks" / name
     for name in ("_gpu_rows.py", "_measure.py", "_rigs.py", "_torture.py", "gpu.py")
 ]
-THERE = {"aiofiles", "numpy", "pytest", "torch", "spdl_async", "benchmarks", "gpu_devices"}
+THERE = {"aiofiles", "numpy", "pytest", "torch", "spdl_async", "benchmarks", "gpu_devices", "fakes"}
 
 
 @pytest.mark.parametrize("path", [*FILES, *RIGS], ids=lambda path: path.name)

@@ -24,7 +24,7 @@ from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.live import registry
 from spdl_async._runtime.shared import Shared, join_all, new_pool
 from spdl_async._runtime.telling import new_context
-from spdl_async._start import BasePass, Ending, begin_pass
+from spdl_async._start import BasePass, Ending, begin_pass, registered, unregister
 from spdl_async.errors import RunStateError
 
 SUPERSEDED = (
@@ -87,14 +87,17 @@ class Series(Ending):
         if first is not None:
             self.ahead = self.begin(first)
         if thread is not None:
-            self.loop_thread = thread.start(
-                self.supervise, self.context, lambda: self.ended.set_result(None)
-            )
-        else:
+            with registered(self):
+                self.loop_thread = thread.start(
+                    self.supervise, self.context, lambda: self.ended.set_result(None)
+                )
+            return
+        with registered(self):
             task = self.loop.create_task(
                 self.supervise(), name=f"spdl_async: epochs of {self.name}", context=self.context
             )
-            self.ends_with(task)
+        task.add_done_callback(functools.partial(unregister, self))
+        self.ends_with(task)
 
     # Beginning a pass, with the lock held
 
@@ -261,7 +264,6 @@ class Series(Ending):
 
     async def supervise(self) -> None:
         """Wait until the series is closed and its passes have ended; then end the threads."""
-        registry.add(self)
         torn_down = False
         try:
             while self.live or not self.closed:

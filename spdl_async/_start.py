@@ -8,6 +8,9 @@ import contextvars
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from spdl_async._loops import LoopThread
 from spdl_async._order import Order
@@ -15,6 +18,7 @@ from spdl_async._plan.steps import sources_of
 from spdl_async._runtime.bridge import Handover
 from spdl_async._runtime.engine import Engine
 from spdl_async._runtime.inline import InlinePass
+from spdl_async._runtime.live import Live, registry
 from spdl_async._runtime.shared import Shared
 from spdl_async._runtime.telling import new_context
 from spdl_async.errors import RunStateError, ShutdownTimeout
@@ -188,15 +192,18 @@ class Started(BasePass):
         if own_loop:
             thread = LoopThread(f"spdl_async-{order.plan.name}-loop")
             super().__init__(order, epoch, thread.loop, context, own_loop=True)
-            self.loop_thread = self.engine.loop_thread = thread.start(
-                self.engine.supervise, context, lambda: self.ended.set_result(None)
-            )
+            with registered(self.engine):
+                self.loop_thread = self.engine.loop_thread = thread.start(
+                    self.engine.supervise, context, lambda: self.ended.set_result(None)
+                )
             return
         loop = asyncio.get_running_loop()
         super().__init__(order, epoch, loop, context, own_loop=False)
-        task = loop.create_task(
-            self.engine.supervise(), name=f"spdl_async: {self.name}", context=context
-        )
+        with registered(self.engine):
+            task = loop.create_task(
+                self.engine.supervise(), name=f"spdl_async: {self.name}", context=context
+            )
+        task.add_done_callback(functools.partial(unregister, self.engine))
         self.ends_with(task)
 
 
@@ -230,6 +237,32 @@ def begin_pass(order: Order) -> int:
 def start_inline(order: Order) -> InlinePass:
     """Start a pass in the calling thread."""
     return InlinePass(order.plan, order.facts, begin_pass(order), order.devices)
+
+
+class Registered(Live, Protocol):
+    """What is registered by whoever starts it."""
+
+    @property
+    def let_go(self) -> bool:
+        """Whether something of it goes on after its end."""
+
+
+@contextmanager
+def registered(run: Registered) -> Iterator[None]:
+    """Make a run known before its loop begins with it: a fork may come in between."""
+    registry.add(run)
+    try:
+        yield
+    except BaseException:
+        registry.discard(run)
+        raise
+
+
+def unregister(run: Registered, task: asyncio.Task[None]) -> None:
+    """Forget a run whose task has ended; one that was cancelled before it began cannot do so itself."""
+    del task
+    if not run.let_go:
+        registry.discard(run)
 
 
 def _resolve(ended: concurrent.futures.Future[None], task: asyncio.Task[None]) -> None:

@@ -123,8 +123,6 @@ class Engine:
 
     async def supervise(self) -> None:
         """Run the pass to its end; the only parent of every task of the run."""
-        if self.shared is None:
-            registry.add(self)
         self.supervisor = asyncio.current_task()
         torn_down = False
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from faces import FACES, Face, drive
@@ -156,7 +156,7 @@ def test_a_pass_that_fails_or_is_left_has_not_ended(
 class Owning:
     """An op that is entered and left by the run, and fails."""
 
-    async def __aenter__(self) -> Owning:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None: ...

@@ -105,6 +105,11 @@ def check_arity(call: Callable[..., Any], arguments: int, where: str) -> None:
             if arguments == 1
             else ("callable", "no argument", "its arguments")
         )
+        if arguments == 1 and isinstance(call, type):
+            raise BuildError(
+                f"{where}: the op is the class {call.__name__}, which is called with {wanted} ({error}); "
+                f"if an object of it is meant, make one: {call.__name__}(…)"
+            ) from None
         raise BuildError(
             f"{where}: the {what} is called with {wanted}, but its signature is {signature} ({error}); "
             f"bind {to_bind} with functools.partial or a lambda"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from faces import FACES, Face, drive
@@ -142,6 +142,17 @@ def test_what_is_one_path_or_text_is_no_source() -> None:
     for source in sources:
         with pytest.raises(BuildError, match=r"list_files\(folder, '\*\*/\*\.jpg'\)"):
             PipelineBuilder().add_source(source).build()
+
+
+def test_a_class_in_place_of_its_object_says_so() -> None:
+    class Scale:
+        def __init__(self, *, by: int) -> None: ...
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    with pytest.raises(BuildError, match=r"the class Scale.* make one: Scale\(…\)"):
+        numbers(3).pipe(cast(Any, Scale)).build()
 
 
 def test_an_aggregator_in_pipe_says_where_it_belongs() -> None:

@@ -152,7 +152,7 @@ def test_a_class_in_place_of_its_object_says_so() -> None:
             return item
 
     with pytest.raises(BuildError, match=r"the class Scale.* make one: Scale\(…\)"):
-        numbers(3).pipe(cast(Any, Scale)).build()
+        numbers(3).pipe(cast("Any", Scale)).build()
 
 
 def test_an_aggregator_in_pipe_says_where_it_belongs() -> None:

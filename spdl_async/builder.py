@@ -30,7 +30,7 @@ from typing import (
     overload,
 )
 
-from spdl_async._plan.classify import check_handler, check_size_of
+from spdl_async._plan.classify import check_fragment, check_handler, check_size_of
 from spdl_async._plan.compile import compile_chain
 from spdl_async.aggregators import ListAggregator
 from spdl_async.errors import BuildError, UnusedBuilderWarning
@@ -195,6 +195,20 @@ class PipelineBuilder(Generic[T_co]):
             file,
             line,
         )
+
+    if not TYPE_CHECKING:  # to type checkers a builder has what it has, and nothing else
+
+        def __getattribute__(self, name: str) -> Any:
+            # Whoever asks for a verb has used the builder, also where Python refuses the call.
+            if name[0] != "_":
+                object.__setattr__(self, "_used", True)
+            return object.__getattribute__(self, name)
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"'PipelineBuilder' object has no attribute {name!r}"
+            if name[0] != "_" and hasattr(Pipeline, name):
+                text += f"; a pipeline has: write builder.build().{name}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __repr__(self) -> str:
         stages = [stage_text(stage) for stage in self._chain.stages]
@@ -1005,6 +1019,7 @@ class PipelineBuilder(Generic[T_co]):
         [[0, 1], [4, 9]]
         """
         self._used = True
+        check_fragment(fragment)
         result = fragment(self)
         if not isinstance(result, PipelineBuilder):
             raise BuildError(

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spdl_async.collate import collate
+from spdl_async.collate import collate, pad
 from spdl_async.errors import CollateError
 
 pytestmark = pytest.mark.torch
@@ -287,7 +287,7 @@ def test_nothing_to_collate() -> None:
         (False, 0.5, "bool.*float"),
         (1, np.int64(1), r"int .*numpy.int64"),
         ("a", 1, "str.*int"),
-        ({"a": 1}, {"b": 1}, r"the keys \[\"'a'\"\].*the keys \[\"'b'\"\]"),
+        ({"a": 1}, {"b": 1}, "the keys 'a' in sample 0 and the keys 'b' in"),
         ({"a": 1}, {"a": 1, "b": 1}, "the keys"),
         ((1, 2), (1,), "2 elements.*1 in sample 3.*pad them to one length"),
         ((1,), [1], "tuple.*list"),
@@ -350,3 +350,12 @@ def test_only_what_looks_like_a_picture_is_told_to_be_resized(
         collate([make(shape, dtype), make(other, dtype)])
     assert ("decode_image" in str(caught.value)) is is_picture
     assert "pad them" in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [collate, pad])
+@pytest.mark.parametrize("sample", [{"a": 1}, "text", b"bytes", 3, None, Path("a.jpg"), {1, 2}])
+def test_one_sample_in_place_of_a_list_is_refused(function: Any, sample: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"a list of samples, not {type(sample).__name__}.*aggregate"
+    ):
+        function(sample)

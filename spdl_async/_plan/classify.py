@@ -6,6 +6,7 @@ import collections.abc
 import copy
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from spdl_async._plan.results import is_async_iterable
 from spdl_async._plan.steps import OpKind
 from spdl_async.errors import BuildError
 from spdl_async.spec.aggregator import Aggregator
+from spdl_async.spec.stages import op_name
 
 
 def classify_op(op: Any, where: str) -> tuple[OpKind, Callable[..., Any]]:
@@ -37,8 +39,17 @@ def classify_op(op: Any, where: str) -> tuple[OpKind, Callable[..., Any]]:
         return "sync", op.__getitem__
     raise BuildError(
         f"{where}: the op must be a function, a coroutine function, a generator function, a callable "
-        f"object or an object with __getitem__, not {type(op).__name__}"
+        f"object or an object with __getitem__, not {type(op).__name__}{_instead(op)}"
     )
+
+
+def _instead(given: Any) -> str:
+    """Say what to do with an object that is no stage, where it is known."""
+    if callable(getattr(given, "stages", None)):
+        return "; add its stages by .apply(….stages())"
+    if isinstance(given, Aggregator):
+        return "; add an aggregator by .aggregate(…)"
+    return ""
 
 
 def _made_by_a_call(op: Any) -> str | None:
@@ -94,10 +105,33 @@ def check_arity(call: Callable[..., Any], arguments: int, where: str) -> None:
             if arguments == 1
             else ("callable", "no argument", "its arguments")
         )
+        if arguments == 1 and isinstance(call, type):
+            raise BuildError(
+                f"{where}: the op is the class {call.__name__}, which is called with {wanted} ({error}); "
+                f"if an object of it is meant, make one: {call.__name__}(…)"
+            ) from None
         raise BuildError(
             f"{where}: the {what} is called with {wanted}, but its signature is {signature} ({error}); "
             f"bind {to_bind} with functools.partial or a lambda"
         ) from None
+
+
+def check_fragment(fragment: Any) -> None:
+    """Raise ``BuildError`` where ``apply`` cannot call it with a builder."""
+    if not callable(fragment):
+        raise BuildError(
+            f"apply: pass a function that takes a builder and returns it with more stages, not "
+            f"{type(fragment).__name__}{_instead(fragment)}"
+        )
+    try:
+        inspect.signature(fragment).bind(None)
+    except TypeError as error:
+        raise BuildError(
+            f"apply: {op_name(fragment)} is called with one argument, the builder, but its signature "
+            f"is {inspect.signature(fragment)} ({error}); if it makes such a function, call it"
+        ) from None
+    except ValueError:  # a builtin without a signature: the call will tell
+        pass
 
 
 def check_handler(handler: Callable[..., Any] | None, where: str) -> None:
@@ -146,8 +180,13 @@ def classify_source(source: Any) -> tuple[Callable[[], Any], bool]:
         raise BuildError(
             f"add_source: the source is one {type(source).__name__}, which would be read "
             f"{pieces_of(source)} by {pieces_of(source)}; for one item put it into a list, "
-            f"[{shortened(source)}], for a file's lines give open(path), for a folder "
-            f"Path(folder).iterdir()"
+            f"[{shortened(source)}], for a file's lines give partial(open, path), for the files of a "
+            f"folder list_files(folder, '**/*.jpg') of spdl_async.io"
+        )
+    if isinstance(source, os.PathLike):
+        raise BuildError(
+            f"add_source: the source is one path, {os.fspath(source)!r}; for one item put it into a list, "
+            f"for the files of a folder give list_files(folder, '**/*.jpg') of spdl_async.io"
         )
     if isinstance(
         source, type
@@ -230,7 +269,7 @@ def classify_aggregator(aggregator: Any) -> Callable[[], Any]:
         return _checked(aggregator)
     raise BuildError(
         f"aggregate: pass a batch size, an Aggregator (an object with accumulate(item) and flush()) or "
-        f"a factory of one, not {type(aggregator).__name__}"
+        f"a factory of one, not {type(aggregator).__name__}{_instead(aggregator)}"
     )
 
 

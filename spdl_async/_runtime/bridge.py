@@ -390,4 +390,6 @@ class Sink:
     def close(self, failure: BaseException | None = None) -> None:
         if self.on_close is not None and self.on_close(failure):
             return
+        if self._handover.ended:  # by a failure: what comes behind it is not judged
+            return
         self._handover.finish(failure or self._at_end(self._results))

@@ -19,7 +19,7 @@ anything else (str, bytes, None …)    a list of the n values
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spdl_async.collate._pad import checked_axis, checked_value, lengths_of, padded
@@ -54,6 +54,7 @@ def collate(samples: Sequence[object]) -> Any:
     Raises:
         CollateError: there are no samples, two of them differ in structure, shape or dtype, or
             torch has no such dtype; the message names the samples' positions and the field.
+        TypeError: this is one sample, and no list of them.
 
     Example:
         >>> import numpy as np
@@ -61,6 +62,7 @@ def collate(samples: Sequence[object]) -> Any:
         >>> images.shape, images.dtype, labels
         (torch.Size([2, 64, 48, 3]), torch.uint8, tensor([4, 7]))
     """
+    _check_list(samples, "collate")
     if len(samples) == 0:
         raise CollateError("there are no samples to collate: the list is empty")
     return gather(samples, "sample", STACKED)
@@ -89,6 +91,7 @@ def pad(samples: Sequence[object], /, *, axis: int = 0, value: float = 0) -> tup
         CollateError: there are no samples, two of them differ in structure, dtype or in another
             axis than the padded one, or ``value`` does not fit; the message names the samples'
             positions, their shapes and the field.
+        TypeError: this is one sample, and no list of them.
 
     Example:
         >>> import numpy as np
@@ -101,8 +104,20 @@ def pad(samples: Sequence[object], /, *, axis: int = 0, value: float = 0) -> tup
         (tensor([[5, 6],
                 [7, 0]]), tensor([0, 1]), tensor([2, 1]))
     """
+    _check_list(samples, "pad")
     if len(samples) == 0:
         raise CollateError("there are no samples to pad: the list is empty")
     axis, value = checked_axis(axis), checked_value(value)
     batch = gather(samples, "sample", padded(axis, value))
     return batch, gather(samples, "sample", lengths_of(axis))
+
+
+def _check_list(samples: object, caller: str) -> None:
+    if isinstance(samples, (list, tuple)):
+        return
+    a_sample = isinstance(samples, (Mapping, str, bytes, bytearray))
+    if a_sample or not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        raise TypeError(
+            f"{caller} takes a list of samples, not {type(samples).__name__}: put .aggregate(n) above it, "
+            f"which makes lists"
+        )

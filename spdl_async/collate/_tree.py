@@ -73,7 +73,7 @@ def _collate_mapping(values: Sequence[Any], field: str, leaves: Leaves) -> Any:
     first = values[0]
     for index, value in enumerate(values):
         if value.keys() != first.keys():
-            keys = [f"the keys {sorted(map(repr, each))}" for each in (first, value)]
+            keys = [f"the keys {', '.join(sorted(map(repr, each)))}" for each in (first, value)]
             refuse(field, index, keys[0], keys[1], SAME_STRUCTURE)
     batch = {
         key: gather([value[key] for value in values], f"{field}[{key!r}]", leaves) for key in first

@@ -51,6 +51,7 @@ class SampleDecoder:
 
     Raises:
         TypeError: a decoder is not callable.
+        ValueError: an extension has a dot in front.
 
     Example:
         >>> from spdl_async.io import SampleDecoder
@@ -61,6 +62,10 @@ class SampleDecoder:
     def __init__(self, decoders: Mapping[str, Decoder] | None = None) -> None:
         self._decoders = default_decoders() if decoders is None else dict(decoders)
         for extension, decoder in self._decoders.items():
+            if extension.startswith("."):
+                raise ValueError(
+                    f"SampleDecoder: an extension has no dot in front: {extension[1:]!r}, not {extension!r}"
+                )
             if not callable(decoder):
                 raise TypeError(
                     f"the decoder of {extension!r} is no function but a {type(decoder).__name__}"
@@ -74,6 +79,11 @@ class SampleDecoder:
         """
         decoders = self._decoders
         decoded: dict[str, Any] = {}
+        if not hasattr(sample, "items"):
+            raise TypeError(
+                f"SampleDecoder takes a sample, a dict of fields, not {type(sample).__name__}: samples "
+                f"come from TarShards, or from .expand(tar_samples) above"
+            )
         for field, value in sample.items():
             decoder = decoders.get(field) or decoders.get(field.rpartition(".")[2])
             if decoder is None:

@@ -109,6 +109,11 @@ class ImageBatcher:
         """
 
         def fragment(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
+            if not isinstance(builder, PipelineBuilder):
+                raise TypeError(
+                    f"ImageBatcher.stages() adds stages to a builder, by .apply(batcher.stages()); it "
+                    f"is no op for items, as this {type(builder).__name__}"
+                )
             return (
                 builder.aggregate(self.rows)
                 .pipe(
@@ -159,7 +164,7 @@ class ImageBatcher:
         if isinstance(picture, (str, os.PathLike)):
             read_decoded(picture, self._wanted, row.pixels)
         else:
-            decoded(as_bytes(picture, "ImageBatcher"), self._wanted, row.pixels)
+            decoded(as_bytes(picture, "ImageBatcher", where="field="), self._wanted, row.pixels)
 
     def collate(self, rows: Sequence[ImageRow], /) -> Any:
         """Make the batch of decoded rows: the images, or the item's structure of collated fields.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 
-def as_bytes(data: object, caller: str, reader: str | None = None) -> memoryview[int]:
+def as_bytes(
+    data: object, caller: str, reader: str | None = None, *, where: str | None = None
+) -> memoryview[int]:
     """View ``data`` as bytes, without a copy.
 
     Args:
         data: any contiguous bytes-like object of one dimension.
         caller: the public function, for messages.
         reader: the function that takes a path instead, where there is one.
+        where: the argument that says where in a sample the picture is, if not ``on()`` does.
 
     Raises:
         TypeError: it is a path, a decoded picture, or no buffer.
@@ -24,6 +28,12 @@ def as_bytes(data: object, caller: str, reader: str | None = None) -> memoryview
             raise TypeError(
                 f"{caller} takes the content of a file as bytes, not its path "
                 f"({os.fspath(data)!r}): use {instead}{caller}(path.read_bytes())"
+            ) from None
+        if isinstance(data, (Mapping, tuple, list)):  # a sample with the picture in it
+            say = f"with {where}" if where else f"with on('field', {caller})"
+            raise TypeError(
+                f"{caller} takes a picture, not a {type(data).__name__} with one in it: say where it is, "
+                f"{say}"
             ) from None
         raise TypeError(
             f"{caller} takes the content of a file as bytes, not {type(data).__name__}: "

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 
 def read_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:
@@ -28,6 +28,7 @@ def read_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> byte
             nothing, ``PermissionError``, ``IsADirectoryError``, or with ``errno.EINVAL`` what is no
             file. ``filename`` is the path.
         TypeError: ``path`` is no path; numbers of open files are none.
+        ValueError: ``path`` has a zero byte in it, as the content of a file has.
 
     Example:
         >>> import tempfile
@@ -37,7 +38,7 @@ def read_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> byte
         ...     read_file(file.name)
         b'content'
     """
-    name = os.fspath(path)
+    name = path_of(path)
     try:
         with open(name, "rb", buffering=0, opener=_open_without_waiting) as file:
             _check_regular(file.fileno(), name)
@@ -81,7 +82,7 @@ async def stream_file(
 
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1 byte, not {chunk_size!r}")
-    name = os.fspath(path)
+    name = path_of(path)
     try:
         async with aiofiles.open(name, "rb", buffering=0, opener=_open_without_waiting) as file:
             _check_regular(file.fileno(), name)
@@ -99,7 +100,7 @@ def open_regular(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> i
     Raises:
         OSError: as for `read_file`.
     """
-    name = os.fspath(path)
+    name = path_of(path)
     file = open(name, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115 -- returned
     try:
         _check_regular(file.fileno(), name)
@@ -109,9 +110,37 @@ def open_regular(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> i
     return file
 
 
+def path_of(path: object) -> str | bytes:
+    """Return what the system is asked for.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it has a zero byte in it, as the content of a file has.
+    """
+    try:
+        name: str | bytes = os.fspath(path)  # type: ignore[call-overload]  # what is none ends below
+    except TypeError:
+        sample = isinstance(path, (Mapping, tuple, list))
+        raise TypeError(
+            f"the path of a file is str, bytes or os.PathLike, not {type(path).__name__}"
+            + ("; where it is a field of a sample, write on('field', function)" if sample else "")
+        ) from None
+    if type(name) is bytes and b"\0" in name:
+        raise ValueError(
+            f"no path has zero bytes in it: these {len(name):,} bytes look like the content of a file; "
+            f"give that to decode_image or its like, and a path to read_image"
+        )
+    return name
+
+
 def _open_without_waiting(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError as error:
+        if isinstance(path, str) and "://" in path:
+            error.add_note("this is a URL, and a file is read here: fetch it first, .pipe(fetch)")
+        raise
 
 
 def _check_regular(descriptor: int, name: str | bytes) -> None:

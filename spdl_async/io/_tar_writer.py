@@ -118,6 +118,10 @@ class TarWriter:
         """
         if self._closed:
             raise ValueError("this TarWriter is closed")
+        if not hasattr(sample, "items"):
+            raise TypeError(
+                f"a sample is a dict with its key in {KEY!r}, not {type(sample).__name__}"
+            )
         key = sample.get(KEY)
         if not isinstance(key, str):
             raise ValueError(f"a sample needs its key as a str in {KEY!r}, but has {key!r}")
@@ -224,8 +228,9 @@ class TarWriter:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value).encode("ascii")
         raise TypeError(
-            f"sample {key!r}: {field!r} is a {type(value).__name__}, which no rule turns into bytes; give "
-            f"encoders={{{field!r}: function}}, or the extension 'npy' to arrays and 'json' to the like"
+            f"sample {key!r}: {field!r} is of type {type(value).__name__}, which no rule turns into "
+            f"bytes; give encoders={{{field!r}: function}}, or the extension 'npy' to arrays and 'json' to "
+            f"the like"
         )
 
 

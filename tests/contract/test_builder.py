@@ -8,13 +8,22 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from faces import FACES, Face, drive
 from kinds import kind_id, same
 
-from spdl_async import BuildError, Pipeline, PipelineBuilder, SpdlAsyncError, UnusedBuilderWarning
+from spdl_async import (
+    BatchBy,
+    BuildError,
+    Pipeline,
+    PipelineBuilder,
+    SpdlAsyncError,
+    UnusedBuilderWarning,
+)
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -126,6 +135,55 @@ def test_what_was_extended_built_applied_or_used_as_a_source_does_not_warn() -> 
 
 def test_a_fragment_that_returns_the_builder_it_got_is_fine() -> None:
     assert list(numbers(3).apply(lambda b: b).build()) == [0, 1, 2]
+
+
+def test_what_is_one_path_or_text_is_no_source() -> None:
+    sources: tuple[Any, ...] = ("photos", Path("photos"))
+    for source in sources:
+        with pytest.raises(BuildError, match=r"list_files\(folder, '\*\*/\*\.jpg'\)"):
+            PipelineBuilder().add_source(source).build()
+
+
+def test_a_class_in_place_of_its_object_says_so() -> None:
+    class Scale:
+        def __init__(self, *, by: int) -> None: ...
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    with pytest.raises(BuildError, match=r"the class Scale.* make one: Scale\(…\)"):
+        numbers(3).pipe(cast("Any", Scale)).build()
+
+
+def test_an_aggregator_in_pipe_says_where_it_belongs() -> None:
+    with pytest.raises(BuildError, match=r"add an aggregator by \.aggregate\(…\)"):
+        numbers(3).pipe(BatchBy(float, 2)).build()  # type: ignore[call-overload]  # the mistake
+
+
+def test_a_call_that_python_refuses_does_not_warn_of_the_builder_too() -> None:
+    """The error says what is wrong; that the builder before it has no use then is no news."""
+
+    def wrong(use: Callable[[Any], Any], error: type[Exception]) -> None:
+        with pytest.raises(error):
+            use(numbers(3))
+
+    uses: tuple[tuple[Callable[[Any], Any], type[Exception]], ...] = (
+        (lambda b: b.pipe(double, num_workers=2), TypeError),
+        (lambda b: b.shuffle(), TypeError),
+        (lambda b: b.batch(3), AttributeError),
+        (lambda b: b.run_sync(), AttributeError),
+    )
+    for use, error in uses:
+        assert not unused(partial(wrong, use, error))
+
+
+def test_what_only_a_pipeline_has_is_said_of_a_builder() -> None:
+    builder: Any = numbers(3)
+    with pytest.raises(AttributeError, match=r"write builder\.build\(\)\.run_sync"):
+        builder.run_sync()
+    with pytest.raises(AttributeError, match="'PipelineBuilder' object has no attribute 'batch'"):
+        builder.batch()
+    assert not hasattr(builder, "run")
 
 
 def test_apply_through_a_reusable_function() -> None:

@@ -431,21 +431,26 @@ def test_two_epochs_are_in_flight_and_never_a_third(face: Face) -> None:
     source = Watched(1)
     pipeline = PipelineBuilder().add_source(source).pipe(int).build()
     begun: list[int] = []
+    expected = [2, 3, 4, 4]
+
+    def look() -> None:
+        source.crowd.wait_started(expected[len(begun)])  # however late it is
+        begun.append(source.crowd.wait_settled())
 
     def sync() -> None:
         with pipeline.epochs(4) as epochs:
             for run in epochs:
-                begun.append(source.crowd.wait_settled())
+                look()
                 assert list(run) == [0]
 
     async def main() -> None:
         async with pipeline.epochs(4, loop=loop_of(face)) as epochs:
             async for run in epochs:
-                begun.append(await asyncio.to_thread(source.crowd.wait_settled))
+                await asyncio.to_thread(look)
                 assert [item async for item in run] == [0]
 
     sync() if face is Face.SYNC else run_loop(main(), face)
-    assert begun == [2, 3, 4, 4]
+    assert begun == expected
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from faces import FACES, Face, drive
@@ -150,6 +150,30 @@ def test_a_pass_that_fails_or_is_left_has_not_ended(
     for outcome in (failed, left):
         assert not outcome.statistics.ended
         assert outcome.statistics.bottleneck().startswith("Nothing was delivered,")
+    assert not caplog.records
+
+
+class Owning:
+    """An op that is entered and left by the run, and fails."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __call__(self, item: int) -> int:
+        raise ValueError(item)
+
+
+@each_face
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_failure_of_an_op_with_a_lifespan_is_raised_and_not_logged_too(
+    face: Face, concurrency: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its step ends the data a second time, when the op has been left; the pass has failed before."""
+    failed = drive(of(3).pipe(Owning(), concurrency=concurrency), face)
+    assert isinstance(failed.error, ValueError)
+    assert not failed.statistics.ended
     assert not caplog.records
 
 

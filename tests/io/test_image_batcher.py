@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 from spdl_async import DROP, Pipeline, PipelineBuilder, Retry
-from spdl_async.errors import DecodeError
+from spdl_async.errors import BuildError, DecodeError
 from spdl_async.io import ImageBatcher, ImageRow, decode_image, encode_image
 
 pytestmark = pytest.mark.torch
@@ -287,6 +287,30 @@ def test_wrong_arguments(options: Any, message: str) -> None:
         ImageBatcher(4, **options)
     with pytest.raises(ValueError, match="batch_size must be"):
         ImageBatcher(0, size=8)
+
+
+def test_a_batcher_in_the_wrong_place_says_where_it_belongs() -> None:
+    batcher: Any = ImageBatcher(2, size=SIZE)
+    for verb in ("pipe", "aggregate"):
+        builder: Any = PipelineBuilder().add_source(FILES)
+        with pytest.raises(BuildError, match=r"add its stages by \.apply\(….stages\(\)\)"):
+            getattr(builder, verb)(batcher).build()
+    builder = PipelineBuilder().add_source(FILES)
+    with pytest.raises(BuildError, match=r"add its stages by \.apply\(….stages\(\)\)"):
+        builder.apply(batcher)
+    with pytest.raises(BuildError, match=r"called with one argument, the builder.*, call it"):
+        builder.apply(batcher.stages)
+    with pytest.raises(TypeError, match=r"by \.apply\(batcher\.stages\(\)\).* this bytes"):
+        list(builder.pipe(batcher.stages()).build())
+
+
+@pytest.mark.parametrize("sample", [(FILES[0], 1), {"image": FILES[0]}, [FILES[0]]])
+def test_a_sample_in_place_of_a_picture_asks_for_the_field(sample: Any) -> None:
+    builder = PipelineBuilder().add_source([sample])
+    with pytest.raises(TypeError, match="say where it is, with field="):
+        list(builder.apply(ImageBatcher(1, size=SIZE).stages()).build())
+    with pytest.raises(TypeError, match=r"say where it is, with on\('field', decode_image\)"):
+        decode_image(sample)
 
 
 def test_misuse_says_what_is_missing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spdl_async import PipelineBuilder
-from spdl_async.io import read_file, stream_file
+from spdl_async.io import read_file, read_image, stream_file
 
 
 async def stream(path: Any, **options: Any) -> bytes:
@@ -116,12 +116,30 @@ async def test_names_that_are_no_unicode_and_long_paths(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ENAMETOOLONG
 
 
+async def test_a_url_is_no_file_and_says_what_fetches_it() -> None:
+    for read in (read_file, read_image):
+        with pytest.raises(FileNotFoundError) as caught:
+            read("https://127.0.0.1/a.jpg")
+        assert [note for note in caught.value.__notes__ if ".pipe(fetch)" in note]
+    with pytest.raises(FileNotFoundError) as caught:
+        read_file("missing.jpg")
+    assert not hasattr(caught.value, "__notes__")
+
+
 async def test_what_is_no_path_is_an_error(tmp_path: Path) -> None:
     for wrong in (0, None, 1.5):
         with pytest.raises(TypeError):
             read_file(wrong)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ValueError, match="null byte"):
         read_file("a\0b")
+    with pytest.raises(
+        ValueError, match="4 bytes look like the content of a file; give that to decode_"
+    ):
+        read_file(b"\xff\xd8\0\0")
+    with pytest.raises(
+        TypeError, match=r"not dict; where it is a field .* on\('field', function\)"
+    ):
+        read_file({"path": "a"})  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         await stream(tmp_path, chunk_size=0)
 

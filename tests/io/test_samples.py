@@ -399,6 +399,18 @@ def test_a_sample_made_by_hand_has_no_place() -> None:
         assert caught.value.__notes__ == [note]
 
 
+def test_an_extension_with_a_dot_in_front_would_decode_nothing() -> None:
+    with pytest.raises(ValueError, match=r"no dot in front: 'txt', not '\.txt'"):
+        SampleDecoder({".txt": bytes})
+
+
+def test_what_is_no_sample_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"a dict of fields, not generator.*\.expand\(tar_samples\)"
+    ):
+        SampleDecoder()(tar_samples(shard(1)))  # type: ignore[arg-type]  # pipe in place of expand
+
+
 def test_nothing_is_logged_about_a_shard_without_trouble(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         assert len(list(tar_samples(shard(1)))) == 3

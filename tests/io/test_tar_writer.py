@@ -149,9 +149,9 @@ def test_an_archive_without_samples_is_a_valid_one(tmp_path: Path) -> None:
         ({"__key__": "a", "TXT": "x"}, ValueError, "would not be read back"),
         ({"__key__": "a\0b", "txt": "x"}, ValueError, "would not be read back"),
         ({"__key__": "a", "b/txt": "x"}, ValueError, "would not be read back"),
-        ({"__key__": "a", "bin": object()}, TypeError, "'bin' is a object, which no rule"),
-        ({"__key__": "a", "jpg": np.zeros(3)}, TypeError, "'jpg' is a ndarray"),
-        ({"__key__": "a", "cls": True}, TypeError, "'cls' is a bool"),
+        ({"__key__": "a", "bin": object()}, TypeError, "'bin' is of type object, which no rule"),
+        ({"__key__": "a", "jpg": np.zeros(3)}, TypeError, "'jpg' is of type ndarray"),
+        ({"__key__": "a", "cls": True}, TypeError, "'cls' is of type bool"),
         ({"__key__": "a", "npy": object()}, ValueError, "allow_pickle"),
     ],
 )
@@ -165,6 +165,14 @@ def test_samples_that_cannot_be_written(
         assert file.tell() == 0  # nothing of it
         writer.write(SAMPLES[0])
     assert len(list(tar_samples(file.getvalue()))) == 1
+
+
+def test_what_is_no_sample_cannot_be_written() -> None:
+    with (
+        TarWriter(io.BytesIO()) as writer,
+        pytest.raises(TypeError, match=r"is a dict .* not tuple"),
+    ):
+        writer.write(("a", b"1"))  # type: ignore[arg-type]  # the mistake
 
 
 def test_encoders_come_first() -> None:

@@ -197,9 +197,7 @@ class Engine:
             step.unreached_failures()
             step.halted = True  # so all its slots are free
             step.hand_over()
-            if self.handover.closed:  # else results may still be taken, and accounted for
-                step.let_go()
-            # A cancelled task keeps its exception, that the frames, and those what user code held.
+            # A cancelled task keeps its exception, that the frames, and those what they held.
             step.tasks.clear()
             for meter in step.meters:
                 meter.unblock()  # what the consumer has not taken holds up nothing any more
@@ -212,6 +210,8 @@ class Engine:
             self.handover.close_at_exit()
         elif not self.handover.ended:
             self.handover.close()
+        for step in self.steps if self.handover.closed else ():  # else results may still be taken
+            step.let_go()
         self.let_go = not all(step.quiet for step in self.steps)
         self.finished = clock()
         if self.shared is None and not self.let_go:

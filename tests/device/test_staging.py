@@ -109,7 +109,7 @@ def test_sizes_that_vary_under_a_cap_lock_nothing_anew() -> None:
     sizes = random.Random(2)
     made = [sizes.choice((1 << 14, 1 << 16)) for _ in range(100)]
     builder = copying(fake, 100, arrays(made.__getitem__), depth=3, pin=200_000)
-    told = taken(fake, builder, watch)
+    taken(fake, builder, watch)
     assert watch.numbers() == list(range(100))
     assert fake.pinned_allocations <= 4
 

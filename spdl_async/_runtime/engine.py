@@ -210,8 +210,6 @@ class Engine:
             self.handover.close_at_exit()
         elif not self.handover.ended:
             self.handover.close()
-        for step in self.steps if self.handover.closed else ():  # else results may still be taken
-            step.let_go()
         self.let_go = not all(step.quiet for step in self.steps)
         self.finished = clock()
         if self.shared is None and not self.let_go:
@@ -220,6 +218,8 @@ class Engine:
 
     def rest(self) -> None:
         """Keep the numbers alone when all is over: steps hold items. Passes of a series may share slots."""
+        for step in self.steps if self.finished and self.handover.closed else ():
+            step.let_go()  # results of an open one may still be taken, and are accounted for
         over = self.finished and self.handover.closed and not self.let_go
         if over and self.shared is None and self.final is None:
             self.final = snapshot_of(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -117,5 +118,36 @@ def test_a_short_form_that_is_left_keeps_nothing_until_the_collector_comes(
                 if thread.name.startswith("spdl_async-"):
                     thread.join(10)
             assert Picture.alive == before
+    finally:
+        gc.enable()
+
+
+class Broken(Exception):  # noqa: N818 -- a signal
+    """Raised by an op; not built in, so that it can be referred to weakly."""
+
+
+def breaks_down(picture: Picture) -> Picture:
+    if picture.number == 3:
+        raise Broken
+    return picture
+
+
+@pytest.mark.parametrize("below", [0, 1])
+def test_a_failure_is_let_go_with_the_run(below: int) -> None:
+    """Its traceback holds the frames of the op, with the item in them."""
+    builder = PipelineBuilder().add_source(range(10)).pipe(Picture).pipe(breaks_down, fuse=False)
+    pipeline = (builder.pipe(later) if below else builder).build()
+    gc.collect()
+    gc.disable()
+    try:
+        failure: weakref.ref[Broken] | None = None
+        try:
+            with pipeline.run_sync() as run:
+                for _ in run:
+                    pass
+        except Broken as error:
+            failure = weakref.ref(error)
+        assert failure is not None
+        assert failure() is None
     finally:
         gc.enable()

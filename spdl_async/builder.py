@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import sys
@@ -953,11 +954,7 @@ class PipelineBuilder(Generic[T_co]):
         if not isinstance(pin, bool):
             staging = parse_bytes(pin, "to_device: pin")
 
-        def kit() -> Kit:
-            device_kit = _device_package("to_device").device_kit
-            made: Kit = device_kit(device, only=only, depth=depth, staging_bytes=staging)
-            return made
-
+        kit = functools.partial(_device_kit, device, only=only, depth=depth, staging_bytes=staging)
         policy = checked_policy(on_error, max_failures, "to_device")
         return self._typed(
             CopySpec(kit=kit, target=device, to="device", depth=depth, name=name, policy=policy)
@@ -974,6 +971,8 @@ class PipelineBuilder(Generic[T_co]):
     ) -> PipelineBuilder[T_co]:
         """Copy what a model has made back to the host, on a side stream; handed on when it is complete.
 
+        Objects with a ``to()`` of their own come back by ``to("cpu")``.
+
         Args:
             only: as for :meth:`to_device`.
             pin: into page-locked memory, from which nothing has to wait; else the copying thread does.
@@ -983,6 +982,7 @@ class PipelineBuilder(Generic[T_co]):
 
         Raises:
             BuildError: an option has no meaning; or, from ``build()``, there is no torch.
+            DeviceError: for the item: an object that holds tensors of the device has no ``to()``.
 
         >>> import torch
         >>> from spdl_async import PipelineBuilder
@@ -994,10 +994,7 @@ class PipelineBuilder(Generic[T_co]):
         if not isinstance(pin, bool):
             raise BuildError(f"to_host: pin must be True or False, not {pin!r}")
 
-        def kit() -> Kit:
-            made: Kit = _device_package("to_host").host_kit(only=only, pin=pin)
-            return made
-
+        kit = functools.partial(_host_kit, only=only, pin=pin)
         policy = checked_policy(on_error, max_failures, "to_host")
         return self._typed(
             CopySpec(kit=kit, target="host", to="host", depth=1, name=name, policy=policy)
@@ -1159,6 +1156,16 @@ class PipelineBuilder(Generic[T_co]):
         made._made_by = (verb, *_calling_line())
         made._used = False
         return made
+
+
+def _device_kit(device: Any, **options: Any) -> Kit:
+    made: Kit = _device_package("to_device").device_kit(device, **options)
+    return made
+
+
+def _host_kit(**options: Any) -> Kit:
+    made: Kit = _device_package("to_host").host_kit(**options)
+    return made
 
 
 def _device_package(verb: str) -> Any:

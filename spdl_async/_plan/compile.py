@@ -18,7 +18,7 @@ from spdl_async._plan.classify import (
     is_opened_at_run,
     is_single_use,
 )
-from spdl_async._plan.copying import end_in_sink, hand_on, plan_copy
+from spdl_async._plan.copying import end_in_sink, hand_on, peeking, plan_copy
 from spdl_async._plan.filtering import as_filter
 from spdl_async._plan.fuse import Placed, fuse
 from spdl_async._plan.lifespan import aggregator_lifespan, source_lifespan
@@ -79,7 +79,7 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
     loop, reason = choose_loop(async_parts(planned, placed))
     planned, hands = hand_on(planned)
     steps, sink_size = end_in_sink(planned.steps, chain.sink)
-    return Plan(
+    plan = Plan(
         source=planned.source,
         steps=steps,
         sink_size=sink_size,
@@ -90,6 +90,7 @@ def compile_chain(chain: ChainSpec, scope: Scope, *, name: str, seed: int) -> Pl
         loop_reason=reason,
         claim=None if hands is None else hands.claim,
     )
+    return peeking(plan)
 
 
 def plan_chain(chain: ChainSpec, scope: Scope, names: Names, placed: list[Placed]) -> ChainPlan:

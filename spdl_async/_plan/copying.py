@@ -107,6 +107,12 @@ def hand_on(chain: ChainPlan) -> tuple[ChainPlan, Hands | None]:
     return replace(chain, source=source, steps=steps), hands
 
 
+def peeking(plan: Plan) -> Plan:
+    """Return a plan by which sizes are those of batches, where something stands for them on their way."""
+    copies = [step for step in all_steps(plan) if isinstance(step, CopyPlan)]
+    return replace(plan, peek=copies[0].kit.hands.peek) if copies else plan
+
+
 def _of_source(source: SourcePlan | MergePlan) -> tuple[SourcePlan | MergePlan, Hands | None]:
     if isinstance(source, SourcePlan):
         return source, None

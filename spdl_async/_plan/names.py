@@ -8,6 +8,7 @@ from spdl_async._plan.shapes import SHAPE_PLANS
 from spdl_async._plan.steps import BatchPlan, MapPlan, RoutePlan, StepPlan
 from spdl_async.errors import BuildError
 from spdl_async.spec.cache import CacheSpec
+from spdl_async.spec.copies import CopySpec
 from spdl_async.spec.shapes import SHAPE_SPECS
 from spdl_async.spec.stages import (
     AggregateSpec,
@@ -62,6 +63,7 @@ def explicit_names(chain: ChainSpec) -> Iterable[tuple[str, object]]:
             verb = stage.mode if isinstance(stage, PipeSpec) and stage.mode != "map" else "pipe"
             what = f"{verb}({op_name(stage.op)})" if isinstance(stage, PipeSpec) else "aggregate"
             what = stage.text if isinstance(stage, (CacheSpec, *SHAPE_SPECS)) else what
+            what = f"to_{stage.to}" if isinstance(stage, CopySpec) else what
             yield what, stage.name
 
 

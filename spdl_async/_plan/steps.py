@@ -296,6 +296,7 @@ class Plan:
 
     Attributes:
         claim: what a result goes through in the consumer's thread; ``None``: nothing.
+        peek: what a value goes through before the user's ``size_of`` is asked; ``None``: nothing.
     """
 
     source: SourcePlan | MergePlan
@@ -309,6 +310,7 @@ class Plan:
     max_bytes: int | None = None
     size_of: SizeOf = estimate_bytes
     claim: Callable[[Any], Any] | None = None
+    peek: Callable[[Any], Any] | None = None
 
 
 def sources_of(source: SourcePlan | MergePlan) -> Iterator[SourcePlan]:

@@ -26,7 +26,7 @@ from spdl_async._runtime.failures import note_once
 from spdl_async._runtime.meter import Meter
 from spdl_async._runtime.ticket import Item, Ledger, where_is
 from spdl_async.errors import BudgetError
-from spdl_async.spec.sizes import SizeOf, bytes_text
+from spdl_async.spec.sizes import SizeOf, bytes_text, estimate_bytes
 from spdl_async.statistics import ByteStatistics
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Budget(Ledger):
         self.engine = engine
         self.limit = limit
         self.size_of = size_of
+        # What stands for a batch on a device knows its size itself, but not what a user's function asks.
+        self.peek = None if size_of is estimate_bytes else engine.plan.peek
         self.sink = Meter("sink", "sink", 1)
         self.last: Outlet | None = None
         self.gates: list[Gate] = []
@@ -122,6 +124,8 @@ class Budget(Ledger):
 
     def checked_size(self, value: Any) -> int:
         """Return what the user's function says of a value; of a list, of each element."""
+        if self.peek is not None:
+            value = self.peek(value)
         if isinstance(value, list):
             return sum(map(self.checked_size, value))
         number = self.size_of(value)

@@ -137,6 +137,7 @@ class Channel:
     def clear(self) -> None:
         """Let go of what nobody will take."""
         self._buffer.clear()
+        self.failure = None
 
     def close(self, failure: BaseException | None = None) -> None:
         if self.on_close is not None and self.on_close(failure):

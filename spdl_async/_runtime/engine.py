@@ -195,9 +195,7 @@ class Engine:
             step.unreached_failures()
             step.halted = True  # so all its slots are free
             step.hand_over()
-            if self.handover.closed:  # else results may still be taken, and accounted for
-                step.let_go()
-            # A cancelled task keeps its exception, that the frames, and those what user code held.
+            # A cancelled task keeps its exception, that the frames, and those what they held.
             step.tasks.clear()
             for meter in step.meters:
                 meter.unblock()  # what the consumer has not taken holds up nothing any more
@@ -218,6 +216,8 @@ class Engine:
 
     def rest(self) -> None:
         """Keep the numbers alone when all is over: steps hold items. Passes of a series may share slots."""
+        for step in self.steps if self.finished and self.handover.closed else ():
+            step.let_go()  # results of an open one may still be taken, and are accounted for
         over = self.finished and self.handover.closed and not self.let_go
         if over and self.shared is None and self.final is None:
             self.final = snapshot_of(self)

@@ -271,6 +271,7 @@ class MapHop(BaseHop):
             if step.judges[at].ends(failure):
                 step.halted = True
                 step.wake()
+            del failure  # the error's traceback holds this frame, which must not hold the error
         if not step.ordered:
             step.done.append(item)
         return now

@@ -146,6 +146,7 @@ class WindowedStep(Step):
     def let_go(self) -> None:
         super().let_go()
         self.feeder = None  # its frame holds what it took last
+        self.fatal = None  # and so do those of a failure
 
     def verdict_at_end(self) -> BaseException | None:
         """Return what is wrong with one of the step's stages as a whole."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import collections
 import logging
-import threading
 from collections.abc import Iterable, Mapping
 from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
+from spdl_async.device._counts import Counts
 from spdl_async.device._dense import as_bytes, in_c_order, is_dense, lay
 from spdl_async.device._in_flight import InFlight, backends_in, claim, enter, sent
 from spdl_async.device._leaves import Leaf
@@ -34,33 +34,6 @@ ALIGNMENT = 256
 logger = logging.getLogger("spdl_async")
 
 _NEVER_FREED: list[Any] = []
-
-
-class Counts:
-    """What the copies of a run came to; claims count from any thread."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.bytes = 0
-        self.seconds = 0.0
-        self.timed_bytes = 0
-        self.pageable = 0
-        self.waits = 0
-        self.waited = 0.0
-        self._claimed = 0
-        self._ready = 0
-        self._lock = threading.Lock()
-
-    def claimed(self, ready: bool) -> None:
-        """Count a batch that was taken, and whether its copy was done by then."""
-        with self._lock:
-            self._claimed += 1
-            self._ready += ready
-
-    @property
-    def overlapped(self) -> float:
-        """The share of the batches taken whose copy was done by then."""
-        return self._ready / self._claimed if self._claimed else 0.0
 
 
 class Copier:
@@ -328,15 +301,18 @@ class Copier:
         try:
             return self._staging.lend(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "to_device: no page-locked memory for a batch of %s bytes (%s); it is copied from "
-                    "pageable memory, which is slower and does not overlap",
-                    f"{size:,}",
-                    error,
-                )
+            self._warn_of_pageable(f"a batch of {size:,} bytes", error)
             return None
+
+    def _warn_of_pageable(self, what: str, error: RuntimeError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "to_device: no page-locked memory for %s (%s); it is copied from pageable memory, which is "
+                "slower and does not overlap",
+                what,
+                error,
+            )
 
     def _moved(self, leaf: Leaf, reads: list[Any]) -> Any:
         """Move what brings its own ``to``; note what it is copied from."""
@@ -344,7 +320,7 @@ class Copier:
         pins = leaf.kind == "object" and callable(getattr(source, "pin_memory", None))
         try:
             if pins and self._staging is not None and self._backend.asynchronous:
-                source = source.pin_memory()
+                source = self._pinned(source)
             reads.append(source)
             return self._backend.move(source)
         except self._backend.out_of_memory:
@@ -359,6 +335,15 @@ class Copier:
                 ) from error
             error.add_note(f"spdl_async: raised by {leaf.where}, a {type(source).__name__}")
             raise
+
+    def _pinned(self, thing: Any) -> Any:
+        """Return a thing that pins itself, pinned; or as it is, where there is no memory for that."""
+        try:
+            return thing.pin_memory()
+        except RuntimeError as error:  # what cudaHostAlloc's failure is
+            self._counts.pageable += 1
+            self._warn_of_pageable(f"a {type(thing).__name__}", error)
+            return thing
 
     def _moved_now(self, found: Found) -> Any:
         """Move without streams: what is there already stays as it is."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spdl_async.device._dense import is_dense
+from spdl_async.device._fetching import Fetching
 from spdl_async.device._in_flight import backends_in, claim, enter, sent
 from spdl_async.device._only import Only
 from spdl_async.device._resolve import resolve
-from spdl_async.device._tensors import tensors_anywhere
+from spdl_async.device._tensors import tensors_anywhere, tensors_in
 from spdl_async.device._tree import find
+from spdl_async.errors import DeviceError
 
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend
@@ -86,19 +88,39 @@ class HostCopier:
 
     def _replaced(self, batch: Any, backend: DeviceBackend, stream: Any) -> Any:
         # What holds nothing of the device stays the same object, tensors of the host in it or not.
-        only = self._only or Only(
-            ask=lambda _, value: isinstance(value, torch.Tensor) and backend.is_here(value)
-        )
+        only = self._only or Only(ask=lambda _, value: bool(tensors_in(value, backend)))
         found = find(batch, only, strict=False)
         values: list[Any] = []
         for leaf in found.leaves:
-            if leaf.kind == "object" or not backend.is_here(leaf.tensor):
+            if leaf.kind == "object":
+                values.append(self._fetched(leaf.thing, backend, stream))
+            elif not backend.is_here(leaf.tensor):
                 values.append(leaf.source)
             elif leaf.kind == "odd":
                 values.append(leaf.tensor.cpu())
             else:
                 values.append(self._copied(leaf.tensor, backend, stream))
-        return found.rebuild(values)
+        batch = found.rebuild(values)
+        if self._only is None and (left := tensors_in(batch, backend)):
+            raise DeviceError(
+                f"to_host: {len(left)} tensors are still on {backend.name}, in objects without a to() that "
+                f"moves them; give their class one, or return lists, dicts or dataclasses above to_host"
+            )
+        return batch
+
+    def _fetched(self, thing: Any, backend: DeviceBackend, stream: Any) -> Any:
+        """Return a thing that moves itself; it may look at its tensors, so each is waited for."""
+        if not tensors_in(thing, backend) or not hasattr(thing, "to"):
+            return thing
+
+        def fetch(tensor: torch.Tensor) -> torch.Tensor:
+            copied = self._copied(tensor.detach().resolve_conj().resolve_neg(), backend, stream)
+            if stream is not None:
+                backend.synchronize(backend.record(stream))
+            return copied
+
+        with Fetching(backend, fetch):
+            return thing.to("cpu")
 
     def _copied(self, tensor: torch.Tensor, backend: DeviceBackend, stream: Any) -> torch.Tensor:
         if stream is None:

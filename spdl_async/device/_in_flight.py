@@ -92,8 +92,10 @@ class InFlight:
 
 def claim(value: Any) -> Any:
     """Claim a value, or those in the lists and tuples that ``aggregate`` and ``Zip`` make of several."""
-    while type(value) is InFlight:  # one around the other, of a batch on two devices
-        value = value.claim()
+    if type(value) is InFlight:
+        while type(value) is InFlight:  # one around the other, of a batch on two devices
+            value = value.claim()
+        return value  # what an op, or a copy, has made: in it nothing is in flight
     kind = type(value)
     if not (kind is tuple or isinstance(value, list)):
         return value
@@ -105,6 +107,15 @@ def claim(value: Any) -> Any:
             return kind(claimed)
         value = copy.copy(value)  # a list that knows more, of an aggregator of ours
         value[:] = claimed
+    return value
+
+
+def peek(value: Any) -> Any:
+    """Return what `claim` would, for one who asks for no numbers in it: nothing waits for anything."""
+    while type(value) is InFlight:
+        value = value.value
+    if type(value) in (tuple, list):
+        return type(value)(map(peek, value))
     return value
 
 
@@ -127,6 +138,10 @@ class Carrier:
         """Return the batch for which a value stands."""
         return claim(value)
 
+    def peek(self, value: Any, /) -> Any:
+        """Return the batch for which a value stands, which may not be there yet."""
+        return peek(value)
+
     def opened(self, value: Any, /) -> Any:
         """Return the elements of a list or tuple in flight, each in flight itself."""
         layers: list[InFlight] = []  # more than one where it is on several devices
@@ -135,7 +150,7 @@ class Carrier:
             layers.append(batch)
             batch = batch.value
         if not layers or not isinstance(batch, (list, tuple)):
-            return value
+            return batch  # no list: whoever wanted one says what it is
         return [_with_events_of(layers, inner) for inner in batch]
 
     def claiming(self, kind: str, call: Callable[..., Any], /) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeAlias
 
 from spdl_async.device._paths import Path
@@ -32,10 +33,11 @@ def chosen(only: object) -> Only | None:
     """Check what ``only=`` was given, and return it prepared.
 
     Args:
-        only: None, for everything; or names: a tuple, list or set of keys, attributes and positions of the
-            batch itself, or of tuples of them, which lead further down (``("pair", 0)``; a dot in a name is
-            part of the name); or a function of the path, a tuple of keys, positions and names of attributes,
-            and of the tensor, array or object there, that returns whether to move it.
+        only: None, for everything; or names: a tuple, list or set (``batch.keys()`` is one) of keys,
+            attributes and positions of the batch itself, or of tuples of them, which lead further down
+            (``("pair", 0)``; a dot in a name is part of the name); or a function of the path, a tuple of
+            keys, positions and names of attributes, and of the tensor, array or object there, that returns
+            whether to move it.
 
     Raises:
         BuildError: it is something else, a single string, or empty.
@@ -44,7 +46,7 @@ def chosen(only: object) -> Only | None:
         return only
     if isinstance(only, str | bytes):
         raise BuildError(f"only={only!r} is one name; write a tuple of names: only=({only!r},)")
-    if isinstance(only, tuple | list | set | frozenset):
+    if isinstance(only, tuple | list | AbstractSet):
         if not only:
             raise BuildError(
                 f"only= is empty, so nothing would be moved; give {_FORMS}, or None for all"

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a page-locked CPU tensor, uninitialised: ``to_device`` copies from it without staging.
 
-    Where torch finds no GPU it is ordinary memory. Locking takes milliseconds: allocate few, and use them
-    again, as `ImageBatcher` does::
+    Where torch finds no GPU it is ordinary memory. Where it finds some it needs a context on one of them,
+    and takes any that is there; else it makes one on the current device of the calling thread, which is GPU
+    0 in threads of a pipeline. So, with several GPUs, move the model to its own before the pipeline runs.
+
+    Locking takes milliseconds: allocate few, and use them again, as `ImageBatcher` does::
 
         ImageBatcher(64, size=224, allocate=pinned_empty)
 

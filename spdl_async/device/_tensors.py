@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,12 @@ import torch
 if TYPE_CHECKING:
     from spdl_async.device._backend import DeviceBackend
 
-_LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type)
+_LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType)
+_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
+"""Of these there may be ten thousands in a batch."""
+
+_DEEPEST = 3
+"""Objects in objects that are looked into: a batch that holds detections that hold boxes."""
 
 
 def tensors_in(value: Any, backend: DeviceBackend) -> list[torch.Tensor]:
@@ -22,28 +28,30 @@ def tensors_in(value: Any, backend: DeviceBackend) -> list[torch.Tensor]:
 def tensors_anywhere(value: Any) -> list[torch.Tensor]:
     """Return the tensors that a value holds, each once.
 
-    Looked into are lists, tuples, mappings, dataclasses, and the attributes of any other object, but not
-    those of objects inside of that.
+    Looked into are lists, tuples, mappings, dataclasses, and the attributes of any other object, three
+    objects deep; but not of a ``torch.nn.Module``, whose weights are no part of a batch.
     """
     found: dict[int, torch.Tensor] = {}
     seen: set[int] = set()
-    stack: list[tuple[Any, bool]] = [(value, True)]
+    stack: list[tuple[Any, int]] = [(value, _DEEPEST)]
     while stack:
-        inner, look_into = stack.pop()
+        inner, deep = stack.pop()
         if isinstance(inner, torch.Tensor):
             found[id(inner)] = inner
             continue
         if isinstance(inner, _LEAVES) or id(inner) in seen:
             continue
         seen.add(id(inner))
+        children: Iterable[Any] = ()
         if isinstance(inner, Mapping):
-            stack += [(one, look_into) for one in inner.values()]
+            children = inner.values()
         elif isinstance(inner, (list, tuple)):
-            stack += [(one, look_into) for one in inner]
+            children = inner
         elif dataclasses.is_dataclass(inner):
-            stack += [(one, look_into) for one in _fields(inner)]
-        elif look_into:
-            stack += [(one, False) for one in _attributes(inner)]
+            children = _fields(inner)
+        elif deep and not isinstance(inner, torch.nn.Module):
+            children, deep = _attributes(inner), deep - 1
+        stack += [(one, deep) for one in children if type(one) not in _ATOMS]
     return list(found.values())
 
 

@@ -33,6 +33,9 @@ class Hands(Protocol):
     def claim(self, value: Any, /) -> Any:
         """Return the batch for which a value stands, safe to use on the calling thread's stream."""
 
+    def peek(self, value: Any, /) -> Any:
+        """Return the batch for which a value stands, for its size; it is not to be read."""
+
     def carry(self, kind: str, call: Callable[..., Any], /) -> Callable[..., Any]:
         """Return the op that claims its argument, and whose result can be claimed in turn."""
 

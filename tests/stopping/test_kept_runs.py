@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,3 +82,72 @@ def test_a_run_that_was_left_early_holds_no_item(kind: str, max_bytes: int | Non
     held = run.statistics().bytes
     assert held is None or (held.held, held.in_sink) == (0, 0)
     assert not any(stage.bytes_held for stage in run.statistics().stages)
+
+
+def break_off(pipeline: Any) -> None:
+    for _, _ in zip(range(10), pipeline, strict=False):
+        pass
+
+
+def break_off_later(pipeline: Any) -> None:
+    async def consume() -> None:
+        left = 10
+        async for _ in pipeline:
+            left -= 1
+            if not left:
+                break
+
+    asyncio.run(consume())
+
+
+@pytest.mark.parametrize("leave", [break_off, break_off_later], ids=lambda leave: leave.__name__)
+def test_a_short_form_that_is_left_keeps_nothing_until_the_collector_comes(
+    leave: Callable[[Any], None],
+) -> None:
+    """Contract 14: what a loop leaves behind may be large, as batches on a device, and is gone at once."""
+    gc.collect()
+    before = Picture.alive
+    gc.disable()
+    try:
+        for _ in range(30):  # what a step had taken when it was stopped differs
+            builder = (
+                PipelineBuilder().add_source(range(60)).pipe(Picture).pipe(again, concurrency=4)
+            )
+            leave(builder.pipe(later, concurrency=2).pipe(again, fuse=False).build())
+            for thread in threading.enumerate():
+                if thread.name.startswith("spdl_async-"):
+                    thread.join(10)
+            assert Picture.alive == before
+    finally:
+        gc.enable()
+
+
+class Broken(Exception):  # noqa: N818 -- a signal
+    """Raised by an op; not built in, so that it can be referred to weakly."""
+
+
+def breaks_down(picture: Picture) -> Picture:
+    if picture.number == 3:
+        raise Broken
+    return picture
+
+
+@pytest.mark.parametrize("below", [0, 1])
+def test_a_failure_is_let_go_with_the_run(below: int) -> None:
+    """Its traceback holds the frames of the op, with the item in them."""
+    builder = PipelineBuilder().add_source(range(10)).pipe(Picture).pipe(breaks_down, fuse=False)
+    pipeline = (builder.pipe(later) if below else builder).build()
+    gc.collect()
+    gc.disable()
+    try:
+        failure: weakref.ref[Broken] | None = None
+        try:
+            with pipeline.run_sync() as run:
+                for _ in run:
+                    pass
+        except Broken as error:
+            failure = weakref.ref(error)
+        assert failure is not None
+        assert failure() is None
+    finally:
+        gc.enable()

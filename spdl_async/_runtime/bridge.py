@@ -49,6 +49,8 @@ class Handover:
         self.claim = claim
         self.buffer: deque[Item] = deque()
         self.taken: deque[Item] = deque()
+        # After the engine's end its loop and the consumer's threads may settle at once. No finalizer does.
+        self.settling = threading.RLock()
         self.ended = False
         self.closed = False
         self.closed_because = CLOSED_WHILE_WAITING
@@ -115,10 +117,11 @@ class Handover:
         self._on_room = None
 
     def settle(self, ledger: Ledger) -> None:
-        """Account for the results that were taken; on the engine's loop, or after its end."""
+        """Account for the results that were taken; on the engine's loop, or after its end, in any thread."""
         taken = self.taken
-        while taken:
-            ledger.release(taken.popleft())
+        with self.settling:
+            while taken:
+                ledger.release(taken.popleft())
 
     def close_at_exit(self) -> None:
         """End because the interpreter does: tell threads of other runs, which are waited for.
@@ -135,6 +138,7 @@ class Handover:
     def close_in_fork(self, why: str) -> None:
         """End in a forked child, where no thread is left that could be waited for or woken."""
         self.closed_because = why
+        self.settling = threading.RLock()  # a thread of the parent may hold the one before
         self.closed = True
         self.buffer.clear()
         self._tasks.clear()

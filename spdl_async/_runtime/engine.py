@@ -216,13 +216,15 @@ class Engine:
 
     def rest(self) -> None:
         """Keep the numbers alone when all is over: steps hold items. Passes of a series may share slots."""
-        for step in self.steps if self.finished and self.handover.closed else ():
-            step.let_go()  # results of an open one may still be taken, and are accounted for
-        over = self.finished and self.handover.closed and not self.let_go
-        if over and self.shared is None and self.final is None:
-            self.final = snapshot_of(self)
-            self.handover.forget_engine()
-            self.steps, self.at_end, self.watchers, self.budget = [], [], [], None
+        if not self.finished or not self.handover.closed:
+            return  # results of an open one may still be taken, and are accounted for
+        with self.handover.settling:
+            for step in self.steps:
+                step.let_go()
+            if self.shared is None and not self.let_go and self.final is None:
+                self.final = snapshot_of(self)
+                self.handover.forget_engine()
+                self.steps, self.at_end, self.watchers, self.budget = [], [], [], None
 
     def shut_pool(self) -> None:
         """Let the pools' threads end, where no other pass uses them."""

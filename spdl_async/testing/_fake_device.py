@@ -35,6 +35,9 @@ class FakeDevice:
     that forgets to wait for a copy, writes to a staging buffer too early, or frees what another stream still
     reads gets wrong data each time, where a GPU gives wrong data once in a while. New memory is full of 0xA5.
 
+    Two of them take each other's tensors for those of the host, so copies from one to the other are not
+    ordered as those between two GPUs are.
+
     Tensors of the device are CPU tensors; what the test computes with them directly happens at once, and
     is not ordered by streams: use :meth:`launch` and :meth:`read`.
 

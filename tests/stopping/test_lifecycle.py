@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -565,3 +566,19 @@ async def test_a_closed_hand_over_takes_and_gives_nothing() -> None:
         handover.take()
     assert sink.empty
     assert not asked
+
+
+def test_several_threads_settle_at_once() -> None:
+    """After the engine's end its loop and the consumer may both account for what was taken."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            handover, ledger = Handover(1), Ledger()
+            handover.taken.extend(Item(number, number, number) for number in range(2_000))
+            with ThreadPoolExecutor(4) as pool:
+                for settled in [pool.submit(handover.settle, ledger) for _ in range(4)]:
+                    settled.result()
+            assert ledger.closed == 2_000
+    finally:
+        sys.setswitchinterval(before)

@@ -218,8 +218,11 @@ class Series(Ending):
         if self.closed:
             self.never_launched(epoch)
             return
-        others = [other.engine for other in self.live if other is not epoch]
-        epoch.engine.before = others[0] if others else None
+        others = [other for other in self.live if other is not epoch]
+        current = self.current
+        if not others and current is not None and current is not epoch and current.handover.waits:
+            others = [current]  # it has ended, but not for its consumer
+        epoch.engine.before = others[0].engine if others else None
         epoch.task = task = self.loop.create_task(
             epoch.engine.supervise(),
             name=f"spdl_async: {self.name}, epoch {epoch.epoch}",

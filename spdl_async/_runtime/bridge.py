@@ -70,6 +70,11 @@ class Handover:
         self._tasks: deque[tuple[AbstractEventLoop, Future[None]]] = deque()
         self._threads: deque[tuple[threading.Lock, bool]] = deque()
 
+    @property
+    def waits(self) -> bool:
+        """Whether a result waits for the consumer."""
+        return bool(self.buffer) and not self.closed
+
     # The engine's side
 
     def attach(self, loop: AbstractEventLoop, on_room: Any) -> None:
@@ -355,7 +360,7 @@ class Sink:
         self.quorum = 1
         self.on_taken: Callable[[int], None] = nobody
         self.on_demand: Callable[[], None] | None = None
-        self.on_emptied: Callable[[], None] | None = None
+        self.on_emptied: list[Callable[[], None]] = []
         self.on_close: Callable[[BaseException | None], bool] | None = None
         handover.attach(loop, self.on_room)
 
@@ -368,13 +373,14 @@ class Sink:
             self._account(0)
             if self.on_demand is not None and not handover.ended:
                 self.on_demand()
-        if self.on_emptied is not None and not handover.buffer:
-            self.on_emptied()
+        if not handover.buffer:
+            for emptied in self.on_emptied:
+                emptied()
 
     @property
     def empty(self) -> bool:
         """Whether no result waits for the consumer."""
-        return not self._handover.buffer
+        return not self._handover.waits
 
     def room(self) -> int:
         return max(0, self._handover.room())

@@ -30,6 +30,7 @@ from spdl_async.spec.sizes import SizeOf, bytes_text, estimate_bytes
 from spdl_async.statistics import ByteStatistics
 
 if TYPE_CHECKING:
+    from spdl_async._runtime.bridge import Sink
     from spdl_async._runtime.engine import Engine
     from spdl_async._runtime.gates import Gate
     from spdl_async._runtime.step import Step
@@ -209,9 +210,10 @@ class Budget(Ledger):
         """Bytes that this pass holds or may still make."""
         return self.held + sum(gate.reserved for gate in self.gates)
 
-    def attach(self, steps: Sequence[Step], sink: Outlet) -> None:
+    def attach(self, steps: Sequence[Step], sink: Sink) -> None:
         """Have the steps of the run ask here, and tell what they hand on."""
         self.last = sink
+        sink.on_emptied.append(self.let_go)
         for step in reversed(steps):
             step.budget = self
             for channel in step.reads_from:
@@ -233,12 +235,19 @@ class Budget(Ledger):
 
     def share_with(self, before: Budget) -> None:
         """Share the memory with the pass before, which goes first."""
-        if not before.over:
+        if not before.over or before.engine.handover.waits:
             self.older, before.younger = before, self
 
     def end(self) -> None:
-        """Let go of the memory: the pass has ended."""
+        """Hear that the pass has ended; what its consumer has not taken is still in memory."""
         self.over = True
+        if not self.engine.handover.waits:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the memory, when nothing waits for the consumer of a pass that has ended."""
+        if not self.over:
+            return
         if self.younger is not None:
             self.younger.older = None
             self.younger.look()
@@ -247,7 +256,10 @@ class Budget(Ledger):
     def look(self) -> None:
         """See soon, once for all that changes in this turn of the loop, what may begin."""
         self.turns = 0
-        if not self.looking and not self.over:
+        if self.over:
+            if self.younger is not None:
+                self.younger.look()
+        elif not self.looking:
             self.looking = True
             self.engine.loop.call_soon(self.decide)
 

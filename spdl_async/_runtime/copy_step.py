@@ -62,7 +62,7 @@ class CopyStep(ThreadStep):
         )
         self.copying = copying
         if isinstance(out, Sink):
-            out.on_emptied = self.hand_over
+            out.on_emptied.append(self.hand_over)
         self.line = Line(pool, None)
         self.pool = pool
 

@@ -411,8 +411,12 @@ def test_other_executors_keep_to_the_budget() -> None:
         assert bytes_.peak <= 530
 
 
-def test_epochs_that_overlap_share_one_budget() -> None:
-    """The younger pass sees what the older one holds; both come to their end."""
+@pytest.mark.parametrize("seconds", [0.0, 0.003])
+def test_epochs_that_overlap_share_one_budget(seconds: float) -> None:
+    """The younger pass sees what the older one holds, in its sink too; both come to their end.
+
+    A consumer that is slow lets the older one end with results in its sink, and the younger run ahead.
+    """
     blobs = Blobs()
     built = (
         PipelineBuilder()
@@ -426,6 +430,7 @@ def test_epochs_that_overlap_share_one_budget() -> None:
         for run in epochs:
             count = 0
             for blob in run:
+                time.sleep(seconds)
                 held.append(blobs.alive)
                 count += 1
                 del blob

@@ -34,6 +34,7 @@ from spdl_async.testing import check_leaks
 
 if TYPE_CHECKING:
     from chaos_programs import Program
+    from chaos_reference import Expectation
     from chaos_reference import Expectation as Expected
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def same_error(
     return seen is wanted or type(seen) is type(wanted) is TypeError  # a new one each time
 
 
-def judge(program: Program, outcome: Outcome, expected: Expected, epoch: int) -> str | None:
+def judge(program: Program, outcome: Outcome, expected: Expectation, epoch: int) -> str | None:
     """Say what is wrong with a pass."""
     wanted, got = expected.outputs, outcome.outputs
     if program.shared is not None and program.limit is not None:
@@ -85,8 +86,9 @@ def judge(program: Program, outcome: Outcome, expected: Expected, epoch: int) ->
         known = got == wanted[: len(got)]
         if not known or (outcome.ended and len(got) != len(wanted)):
             return f"results: {got}\nexpected: {wanted}"
-        if outcome.error is not None and not same_error(
-            outcome.error, expected.error, copied=program.copied
+        errors = [expected.error, *expected.also]
+        if outcome.error is not None and not any(
+            same_error(outcome.error, one, copied=program.copied) for one in errors
         ):
             return f"failed with {outcome.error!r}, expected {expected.error!r}"
         if outcome.error is not None and len(got) != len(wanted):

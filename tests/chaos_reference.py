@@ -102,9 +102,14 @@ def answers(op: Op, count: int, values: list[Any]) -> Any:
 
 @dataclass
 class Expectation(Expected):
-    """What a program delivers, and how many failures its stages have spent together."""
+    """What a program delivers, and how many failures its stages have spent together.
+
+    Attributes:
+        also: errors that may be told in place of ``error``: those of other parts of the same list.
+    """
 
     spent: int = 0
+    also: list[BaseException] = field(default_factory=list)
 
 
 def evaluate(tree: Chained, sources: dict[str, Any], on_error: Policy, epoch: int) -> Expectation:
@@ -119,6 +124,7 @@ def evaluate(tree: Chained, sources: dict[str, Any], on_error: Policy, epoch: in
                 expected.outputs.append(value)
         except _Ended as ended:
             expected.error = ended.error
+            expected.also = loops.ties.get(id(ended), [])
         for part in reversed(loops.parts):  # what a failure has left open above it
             part.close()
     if isinstance(on_error, Spending):
@@ -135,6 +141,7 @@ class _Tree(_Loops):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.parts: list[Items] = []
+        self.ties: dict[int, list[BaseException]] = {}
 
     def kept(self, items: Iterator[Any]) -> Items:
         """Remember what is to be closed."""
@@ -237,6 +244,9 @@ class _Tree(_Loops):
         )
         if route.batched:
             found = list(self.together(given, found, cut))
+            # Which part of a list fails first depends on the schedule.
+            others = [one[2].error for one in failures if one[0] == cut and one[2] is not error]
+            self.ties[id(error)] = others
         for at, branch, value in found:
             if at < cut or (at == cut and branch == culprit) or cut == math.inf:
                 place.at = places[int(at)] if at < math.inf else end

@@ -40,7 +40,8 @@ EXTENSIONS: dict[str, set[str]] = {
     "device": set(),
     "io": {"collate"},  # ImageBatcher collates the fields beside the picture
     "sources": {"io"},
-    "testing": {"_runtime"},  # the virtual clock asks the live runs whether a thread has work
+    # The virtual clock asks the live runs whether a thread has work, the fake device what is dense.
+    "testing": {"_runtime", "device"},
     "_demo": {"io", "collate", "_limits"},
     "_doctor": {"_limits"},
     "__main__": {"_demo", "_doctor"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import MappingProxyType
 
 from spdl_async._plan.copying import CopyPlan
@@ -17,16 +16,6 @@ from spdl_async._runtime.thread_step import ThreadStep
 from spdl_async._runtime.ticket import Item
 from spdl_async.spec.copies import Copying
 from spdl_async.statistics import StageStatistics
-
-logger = logging.getLogger("spdl_async")
-
-
-def close_quietly(copying: Copying) -> None:
-    """Let go of what copies need, at the end of their thread, which nobody listens to."""
-    try:
-        copying.close()
-    except Exception as error:  # noqa: BLE001 -- a device that has failed fails in everything from then on
-        logger.warning("a copy did not end well: %s: %s", type(error).__name__, error)
 
 
 class CopyStep(ThreadStep):

@@ -1,6 +1,7 @@
 """Runs that have not ended: they are kept alive here, and stopped at the end of the interpreter.
 
-This is the one piece of module-level state. An event loop refers to its tasks only weakly, so
+This is the one piece of module-level state, but for memory that a device which has failed may still read
+(``device/_copier.py``). An event loop refers to its tasks only weakly, so
 somebody has to hold a run whose handle was dropped until it has stopped.
 """
 

@@ -30,7 +30,7 @@ from spdl_async._runtime.batch_step import BatchStep, FlattenStep
 from spdl_async._runtime.cache_step import CacheStep, LookupStep
 from spdl_async._runtime.careful_loop_step import CarefulLoopStep
 from spdl_async._runtime.channel import Channel, Outlet
-from spdl_async._runtime.copy_step import CopyStep, close_quietly
+from spdl_async._runtime.copy_step import CopyStep
 from spdl_async._runtime.foreign_step import ForeignStep
 from spdl_async._runtime.generator_step import ThreadFlowStep
 from spdl_async._runtime.in_place_route_step import InPlaceRouteStep
@@ -211,8 +211,7 @@ def _(plan: MapPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
 def _(plan: CopyPlan, engine: Engine, above: Channel, below: Outlet) -> Step:
     op = plan.ops[0]
     copying = plan.kit.open(engine.devices[op.name], in_own_thread=True)
-    end = functools.partial(close_quietly, copying)
-    pool = ThreadPool(1, f"spdl_async-{engine.plan.name}-{op.name}", at_exit=end)
+    pool = ThreadPool(1, f"spdl_async-{engine.plan.name}-{op.name}", at_exit=copying.close)
     engine.own_pools.append(pool)
     return CopyStep(engine, above, below, plan, copying, engine.judges.of(op), pool)
 

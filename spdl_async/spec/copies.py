@@ -24,7 +24,10 @@ class Copying(Protocol):
         """Return what it did so far; from any thread."""
 
     def close(self) -> None:
-        """Wait for copies under way and let go of memory; in the thread that copied, at its end."""
+        """Wait for copies under way and let go of memory; in the thread that copied, at its end.
+
+        It raises nothing, as nobody is left who would hear of it.
+        """
 
 
 class Hands(Protocol):

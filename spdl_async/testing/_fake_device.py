@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from spdl_async.testing._fake_memory import Block, FakeMemory, alias, is_dense
+from spdl_async.testing._fake_memory import Block, FakeMemory, alias
 from spdl_async.testing._fake_script import FakeCall, FakeHold, Script
 from spdl_async.testing._fake_streams import CurrentStream, FakeEvent, FakeStream, Streams
 
@@ -420,6 +420,8 @@ def _known(method: str) -> str:
 
 
 def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    from spdl_async.device._dense import is_dense
+
     def steps(tensor: torch.Tensor) -> list[int]:
         return [step for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1]
 

@@ -176,18 +176,6 @@ def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     return torch._neg_view(same) if tensor.is_neg() else same
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements lie in one piece of memory, in any order of the dimensions."""
-    expected = 1
-    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n == 1:
-            continue
-        if step != expected:
-            return tensor.numel() == 0
-        expected *= n
-    return True
-
-
 def _rounded(size: int) -> int:
     # Every dtype's size divides 16, and a tensor without elements needs an address too.
     return max(16, -(-size // 16) * 16)

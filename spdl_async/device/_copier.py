@@ -160,6 +160,7 @@ class Copier:
         staged: list[tuple[int, torch.Tensor]] = []
         tensors: list[torch.Tensor] = []
         reads: list[Any] = []
+        lent: list[Buffer] = []
         copied = 0
         start = backend.record(self._stream)
         behind = False
@@ -188,29 +189,44 @@ class Copier:
                     staged.append((number, tensor))
                     copied += tensor.nbytes
             if staged:
-                tensors += self._stage(staged, values, reads)
+                tensors += self._stage(staged, values, reads, lent)
             end = backend.record(self._stream)
         except BaseException:
-            self._keep(reads)
+            self._keep(reads, lent)
             raise
+        self._give_back(lent, end)
         self._under_way.append((start, end, copied, reads))
         self._counts.batches += bool(staged or reads)
         self._counts.bytes += copied
         return InFlight(found.rebuild(values), backend, end, tensors, self._counts.claimed)
 
-    def _keep(self, reads: list[Any]) -> None:
+    def _give_back(self, lent: list[Buffer], event: Any) -> None:
+        """Give staging buffers back, which are read from until an event."""
+        for buffer in lent:
+            assert self._staging is not None
+            self._staging.give_back(buffer, event)
+
+    def _keep(self, reads: list[Any], lent: list[Buffer]) -> None:
         """Keep what copies of a batch that failed may still read from."""
-        if not reads:
+        if not reads and not lent:
             return
         try:
             event = self._backend.record(self._stream)
         except Exception:  # noqa: BLE001 -- what has failed before is the one to be told
             self._unknown.append(reads)
+            for buffer in lent:
+                assert self._staging is not None
+                self._staging.forget(buffer)
         else:
             self._under_way.append((event, event, 0, reads))
+            self._give_back(lent, event)
 
     def _stage(
-        self, staged: list[tuple[int, torch.Tensor]], values: list[Any], reads: list[Any]
+        self,
+        staged: list[tuple[int, torch.Tensor]],
+        values: list[Any],
+        reads: list[Any],
+        lent: list[Buffer],
     ) -> list[torch.Tensor]:
         """Copy tensors through a staging buffer; return the blocks of the device's memory."""
         small = [pair for pair in staged if pair[1].nbytes <= SMALL_BYTES]
@@ -230,29 +246,16 @@ class Copier:
         buffer = self._buffer(at)
         if buffer is None:
             return self._copy_pageable(staged, values, reads)
-        try:
-            blocks = self._copy_small(small, small_bytes, offsets, buffer.memory, values)
-            for number, tensor in large:
-                values[number] = block = self._backend.empty(in_c_order(tensor))
-                blocks.append(block)
-                if tensor.nbytes:
-                    part = buffer.memory[offsets[number] : offsets[number] + tensor.nbytes]
-                    lay(tensor, part)
-                    self._backend.copy(as_bytes(block), part)
-        except BaseException:
-            self._give_back(buffer)
-            raise
-        self._give_back(buffer)
+        lent.append(buffer)
+        blocks = self._copy_small(small, small_bytes, offsets, buffer.memory, values)
+        for number, tensor in large:
+            values[number] = block = self._backend.empty(in_c_order(tensor))
+            blocks.append(block)
+            if tensor.nbytes:
+                part = buffer.memory[offsets[number] : offsets[number] + tensor.nbytes]
+                lay(tensor, part)
+                self._backend.copy(as_bytes(block), part)
         return blocks
-
-    def _give_back(self, buffer: Buffer) -> None:
-        assert self._staging is not None
-        try:
-            event = self._backend.record(self._stream)
-        except BaseException:
-            self._staging.forget(buffer)
-            raise
-        self._staging.give_back(buffer, event)
 
     def _copy_small(
         self,

@@ -166,10 +166,10 @@ def test_page_locked_memory_outlives_a_batch_that_failed() -> None:
 def test_a_device_that_fails_at_the_end_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeDevice()
     watch = Watch(fake)
+    fake.fail("synchronize", ZeroDivisionError("device fault"))  # the end is the first to wait
     with copying(fake, 2).build().run_sync() as run:
         for batch in run:
             watch(batch)
-        fake.fail("synchronize", ZeroDivisionError("device fault"))
     assert watch.numbers() == [0, 1]
     (record,) = caplog.records
     assert (
